@@ -1,0 +1,1 @@
+"""Masked language modeling in JAX."""

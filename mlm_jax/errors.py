@@ -1,0 +1,31 @@
+"""The errors that end a run, each with its exit code and a sentence for a person."""
+
+
+class MlmError(Exception):
+    """Base class: `command.run` prints the message and exits with `exit_code`."""
+
+    exit_code = 1
+
+
+class InputError(MlmError, ValueError):
+    """A config, argument or input file that cannot be used."""
+
+    exit_code = 2
+
+
+class NonFiniteError(MlmError, FloatingPointError):
+    """The loss or the gradient stopped being a finite number."""
+
+    exit_code = 3
+
+
+class CheckpointError(MlmError):
+    """No checkpoint that can be used."""
+
+    exit_code = 4
+
+
+class Preempted(MlmError):
+    """Asked to stop by a signal, after saving."""
+
+    exit_code = 75
