@@ -1,0 +1,1 @@
+"""Rows to inputs and targets, on the device, inside the step."""

@@ -1,0 +1,1 @@
+"""The encoder and its head. The only package that knows Linen."""

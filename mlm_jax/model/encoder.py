@@ -1,0 +1,111 @@
+"""The encoder: embed, a scan over equal blocks, and for pre-LN a last norm.
+
+Dimensions, here and everywhere:
+    B rows in the batch     L tokens in a row        D width        F MLP hidden
+    H heads                 K head size              V vocabulary   N = B x L
+    M prediction slots      P replacement pool       S segments     T tokens in a document
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from mlm_jax.model.attention import SelfAttention, segment_mask
+from mlm_jax.model.layers import MLP, dropout, init_weights, layer_norm
+
+
+class Block(nn.Module):
+    """Attention and MLP, each with its residual.
+
+    The norm comes after the sum in a post-LN block (Devlin et al. 2019), before the
+    sublayer in a pre-LN block (Xiong et al. 2020).
+    """
+
+    num_heads: int
+    mlp_width: int
+    norm_position: str
+    dropout: float
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x_NxD, keys_B, mask_Bx1xLxL):
+        attention = SelfAttention(self.num_heads, self.dtype, name="attention")
+        mlp = MLP(self.mlp_width, self.dtype, name="mlp")
+        attention_norm = layer_norm("attention_norm", self.dtype)
+        mlp_norm = layer_norm("mlp_norm", self.dtype)
+        keys = (None, None) if keys_B is None else _split(keys_B, 2)
+
+        if self.norm_position == "post":
+            y_NxD = attention(x_NxD, mask_Bx1xLxL)
+            x_NxD = attention_norm(x_NxD + dropout(keys[0], y_NxD, self.dropout))
+            y_NxD = mlp(x_NxD)
+            x_NxD = mlp_norm(x_NxD + dropout(keys[1], y_NxD, self.dropout))
+        else:
+            y_NxD = attention(attention_norm(x_NxD), mask_Bx1xLxL)
+            x_NxD = x_NxD + dropout(keys[0], y_NxD, self.dropout)
+            y_NxD = mlp(mlp_norm(x_NxD))
+            x_NxD = x_NxD + dropout(keys[1], y_NxD, self.dropout)
+        return x_NxD, None
+
+
+class Encoder(nn.Module):
+    """Tokens to contextual vectors.
+
+    `tokens`, `segment` and `position` are int32[B, L]; `keys_B` holds a dropout key for
+    each row, or is None for no dropout. Returns float[B, L, D].
+    """
+
+    vocab_size: int
+    max_length: int
+    num_layers: int
+    width: int
+    num_heads: int
+    mlp_width: int
+    norm_position: str
+    dropout: float
+    dtype: jnp.dtype
+
+    def setup(self):
+        self.embed = nn.Embed(
+            self.vocab_size, self.width, embedding_init=init_weights, name="embed"
+        )
+        self.position_embed = nn.Embed(
+            self.max_length, self.width, embedding_init=init_weights
+        )
+        if self.norm_position == "post":
+            self.embed_norm = layer_norm("embed_norm", self.dtype)
+        else:
+            self.final_norm = layer_norm("final_norm", self.dtype)
+        self.blocks = nn.scan(
+            Block,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=(0, nn.broadcast),
+            length=self.num_layers,
+        )(
+            num_heads=self.num_heads,
+            mlp_width=self.mlp_width,
+            norm_position=self.norm_position,
+            dropout=self.dropout,
+            dtype=self.dtype,
+        )
+
+    def __call__(self, tokens_BxL, segment_BxL, position_BxL, keys_B=None):
+        x_BxLxD = self.embed(tokens_BxL) + self.position_embed(position_BxL)
+        x_NxD = x_BxLxD.reshape(-1, self.width)
+        if self.norm_position == "post":
+            x_NxD = self.embed_norm(x_NxD)
+        embed_keys, block_keys = None, None
+        if keys_B is not None:
+            site_keys = _split(keys_B, self.num_layers + 1)
+            embed_keys, block_keys = site_keys[0], site_keys[1:]
+        x_NxD = dropout(embed_keys, x_NxD, self.dropout).astype(self.dtype)
+        x_NxD, _ = self.blocks(x_NxD, block_keys, segment_mask(segment_BxL))
+        if self.norm_position == "pre":
+            x_NxD = self.final_norm(x_NxD)
+        return x_NxD.reshape(x_BxLxD.shape)
+
+
+def _split(keys_B, num):
+    """Returns key[num, B]: new keys for each row, independent of the other rows."""
+    return jax.vmap(lambda key: jax.random.split(key, num), out_axes=1)(keys_B)

@@ -1,0 +1,76 @@
+"""The masked-LM model: encoder, gather, head transform, and the tied output matrix."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from mlm_jax.model.encoder import Encoder
+from mlm_jax.model.layers import dense, gelu, layer_norm
+
+
+class Transform(nn.Module):
+    """BERT's head before the output matrix: dense, GELU, LayerNorm."""
+
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x_NxD):
+        x_NxD = dense(x_NxD.shape[-1], "dense", self.dtype)(x_NxD)
+        return layer_norm("norm", self.dtype)(gelu(x_NxD))
+
+
+class MaskedLM(nn.Module):
+    """Everything up to the logits, which only the loss makes, a chunk at a time.
+
+    Returns `hidden` float[B, M, D] at the positions `predict` int32[B, M], the output
+    matrix `table` float32[V, D], which is the token embedding, and `bias` float32[V].
+    The logits are `hidden @ table.T + bias`.
+    """
+
+    encoder: Encoder
+
+    @nn.compact
+    def __call__(self, tokens_BxL, segment_BxL, position_BxL, predict_BxM, keys_B=None):
+        x_BxLxD = self.encoder(tokens_BxL, segment_BxL, position_BxL, keys_B)
+        x_BxMxD = jnp.take_along_axis(x_BxLxD, predict_BxM[:, :, None], axis=1)
+        width = x_BxLxD.shape[-1]
+        transform = Transform(self.encoder.dtype, name="transform")
+        hidden_NxD = transform(x_BxMxD.reshape(-1, width))
+        bias_V = self.param("bias", nn.initializers.zeros, (self.encoder.vocab_size,))
+        table_VxD = self.encoder.embed.embedding
+        return hidden_NxD.reshape(x_BxMxD.shape), table_VxD, bias_V
+
+
+def make_model(
+    *,
+    vocab_size,
+    row_length,
+    num_layers,
+    width,
+    num_heads,
+    mlp_width,
+    norm_position,
+    position,
+    dropout,
+    dtype,
+):
+    """Returns the model of the config's `model` section."""
+    if position != "learned":
+        raise ValueError(f"position={position!r}; expected 'learned'.")
+    encoder = Encoder(
+        vocab_size=padded_vocab_size(vocab_size),
+        max_length=row_length,
+        num_layers=num_layers,
+        width=width,
+        num_heads=num_heads,
+        mlp_width=mlp_width,
+        norm_position=norm_position,
+        dropout=dropout,
+        dtype=jnp.dtype(dtype),
+    )
+    return MaskedLM(encoder)
+
+
+def padded_vocab_size(vocab_size):
+    """A multiple of 128, which is what TPU lanes and sharding want of V. The loss gives
+    the columns past `vocab_size` probability exactly 0."""
+    return -(-vocab_size // 128) * 128

@@ -1,0 +1,41 @@
+"""The Optax chain, and which parameters decay."""
+
+import jax
+import optax
+
+
+def adamw(learning_rate, hparams):
+    """AdamW (Loshchilov & Hutter 2019), after clipping of the whole gradient."""
+    return optax.chain(
+        optax.clip_by_global_norm(hparams["clip_norm"]),
+        optax.scale_by_adam(hparams["b1"], hparams["b2"], hparams["eps"]),
+        optax.add_decayed_weights(hparams["weight_decay"], mask=decays),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def sgd(learning_rate, hparams):
+    """Plain gradient descent, the optimizer that hides no error of scale in tests."""
+    return optax.chain(
+        optax.clip_by_global_norm(hparams["clip_norm"]),
+        optax.add_decayed_weights(hparams["weight_decay"], mask=decays),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+# Each is (learning_rate, hparams) -> GradientTransformation. Both arguments may be
+# traced, so a transformation is made inside the step; its state's structure is fixed.
+OPTIMIZERS = {"adamw": adamw, "sgd": sgd}
+
+
+def decays(params):
+    """True for kernels and embeddings; False for biases and norm scales.
+
+    By name, never by number of dimensions: a scanned norm scale is a matrix.
+    """
+
+    def is_decayed(path, leaf):
+        del leaf
+        return path[-1].key in ("kernel", "embedding")
+
+    return jax.tree_util.tree_map_with_path(is_decayed, params)

@@ -1,0 +1,100 @@
+"""One training step and one evaluation step: pure functions of (state, batch).
+
+Sums cross every boundary: rows, micro-batches, devices. Means are taken once, last.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mlm_jax import collectives, keys
+from mlm_jax.keys import Purpose
+from mlm_jax.loss import masked_cross_entropy
+
+
+def make_loss_fn(model, num_classes, *, train):
+    """Returns `loss_fn(params, batch, key) -> (loss sum, sums)` for a corrupted batch."""
+
+    def loss_fn(params, batch, key):
+        dropout_keys = None
+        if train:
+            dropout_key = keys.purpose_key(key, Purpose.DROPOUT)
+            dropout_keys = keys.row_keys(dropout_key, batch["epoch"], batch["row"])
+        hidden_BxMxD, table_VxD, bias_V = model.apply(
+            {"params": params},
+            batch["inputs"],
+            batch["segment"],
+            batch["position"],
+            batch["predict"],
+            dropout_keys,
+        )
+        loss, num_correct = masked_cross_entropy(
+            hidden_BxMxD.reshape(-1, hidden_BxMxD.shape[-1]),
+            table_VxD,
+            bias_V,
+            batch["targets"].reshape(-1),
+            batch["weights"].reshape(-1),
+            num_classes=num_classes,
+        )
+        num_masked = batch["weights"].sum()
+        sums = {"loss": loss, "num_correct": num_correct, "num_masked": num_masked}
+        return loss, sums
+
+    return loss_fn
+
+
+def train_step(
+    state, batch, *, corrupt, loss_fn, optimizer, schedule, axis=None, num_microbatches=1
+):
+    """Returns (new state, metrics).
+
+    `schedule(update, hparams)` is the learning rate of an update, counted from 1.
+    Metrics are sums over the global batch, and `learning_rate` and `grad_norm` (of the
+    mean gradient, before clipping) of this update.
+    """
+    key = keys.purpose_key(state.key, Purpose.CORRUPTION)
+    batch, sums = corrupt(key, batch, state.hparams)
+    sums["num_tokens"] = jnp.sum(batch["segment"] > 0)
+
+    params = collectives.varying(state.params, axis)
+    grads, loss_sums = sum_grads(loss_fn, params, batch, state.key, num_microbatches)
+    grads, sums = collectives.psum((grads, sums | loss_sums), axis)
+
+    # The mean is over every masked token of the global batch, so divide last.
+    grads = jax.tree.map(lambda g: g / jnp.maximum(sums["num_masked"], 1), grads)
+    learning_rate = schedule(state.step + 1, state.hparams)
+    transform = optimizer(learning_rate, state.hparams)
+    updates, opt_state = transform.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    metrics = sums | {
+        "learning_rate": learning_rate,
+        "grad_norm": optax.tree.norm(grads),
+    }
+    return state.replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
+
+
+def sum_grads(loss_fn, params, batch, key, num_microbatches):
+    """Sums gradients and metrics over micro-batches; no collectives."""
+    grad_fn = jax.grad(loss_fn, has_aux=True)
+    if num_microbatches == 1:
+        return grad_fn(params, batch, key)
+
+    def add(total, micro):
+        return jax.tree.map(jnp.add, total, grad_fn(params, micro, key)), None
+
+    # Interleaved, so that every micro-batch spreads over every device.
+    micros = jax.tree.map(
+        lambda x: x.reshape(-1, num_microbatches, *x.shape[1:]).swapaxes(0, 1), batch
+    )
+    first = jax.tree.map(lambda x: x[0], micros)
+    zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(grad_fn, params, first, key))
+    total, _ = jax.lax.scan(add, zeros, micros)
+    return total
+
+
+def eval_step(params, batch, key, hparams, *, corrupt, loss_fn, axis=None):
+    """Returns the sums of one batch, its masks drawn from `key` alone."""
+    key = keys.purpose_key(key, Purpose.CORRUPTION)
+    batch, sums = corrupt(key, batch, hparams)
+    _, loss_sums = loss_fn(params, batch, key)
+    return collectives.psum(sums | loss_sums, axis)
