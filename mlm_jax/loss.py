@@ -3,8 +3,8 @@
     loss = sum_n weight_n * -log softmax(hidden_n @ table.T + bias)[target_n]
 
 over the predicted positions, a chunk of them at a time. Neither pass holds more logits
-than [chunk, V]: the gradients of `hidden`, `table` and `bias` are made together with the
-loss while a chunk's logits are at hand, and the backward pass only scales them.
+than [chunk, V]: the gradients of `hidden`, `table` and `bias` are made together with
+the loss while a chunk's logits are at hand, and the backward pass only scales them.
 
 It returns sums. Whoever adds them over micro-batches, devices and processes divides
 once, at the end.
@@ -41,7 +41,9 @@ def masked_cross_entropy(
         f"a target with weight is outside [0, {num_classes})",
     )
     targets_N = jnp.where(is_used_N, targets_N, 0)
-    return _sums(hidden_NxD, table_VxD, bias_V, targets_N, weights_N, num_classes, chunk)
+    return _sums(
+        hidden_NxD, table_VxD, bias_V, targets_N, weights_N, num_classes, chunk
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
@@ -52,10 +54,14 @@ def _sums(hidden_NxD, table_VxD, bias_V, targets_N, weights_N, num_classes, chun
     table = table_VxD.astype(hidden_NxD.dtype)
     chunks = _split(hidden_NxD, targets_N, weights_N, chunk)
     zero = jnp.zeros_like(weights_N, shape=())
-    return lax.scan(lambda sums, slots: (add(sums, slots), None), (zero, zero), chunks)[0]
+    return lax.scan(lambda sums, slots: (add(sums, slots), None), (zero, zero), chunks)[
+        0
+    ]
 
 
-def _sums_forward(hidden_NxD, table_VxD, bias_V, targets_N, weights_N, num_classes, chunk):
+def _sums_forward(
+    hidden_NxD, table_VxD, bias_V, targets_N, weights_N, num_classes, chunk
+):
     table = table_VxD.astype(hidden_NxD.dtype)
 
     def add(carry, slots):

@@ -16,7 +16,7 @@ def make_mesh(shape) -> Mesh:
 
 
 def state_shardings(abstract_state, rules, mesh):
-    """Shards each leaf by the first (pattern, spec) found in its path, else replicates it.
+    """Shards each leaf by the first (pattern, spec) found in its path, or not at all.
 
     An optimizer moment's path ends in its parameter's path, so one rule covers both.
     """
@@ -85,7 +85,7 @@ def compile_eval_step(step, mode, mesh, shardings):
 
 
 def _pmap_over_rows(step, mesh, *, batch_argument, num_arguments=2, donate_argnums=()):
-    """Maps the batch over the devices; every other argument and the result are whole."""
+    """Maps the batch over the devices; other arguments and the result are whole."""
     num_devices = mesh.shape["data"]
     pmapped = jax.pmap(
         functools.partial(step, axis="data"),

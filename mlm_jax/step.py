@@ -13,7 +13,7 @@ from mlm_jax.loss import masked_cross_entropy
 
 
 def make_loss_fn(model, num_classes, *, train):
-    """Returns `loss_fn(params, batch, key) -> (loss sum, sums)` for a corrupted batch."""
+    """Returns `loss_fn(params, corrupted batch, key) -> (loss sum, sums)`."""
 
     def loss_fn(params, batch, key):
         dropout_keys = None
@@ -44,7 +44,15 @@ def make_loss_fn(model, num_classes, *, train):
 
 
 def train_step(
-    state, batch, *, corrupt, loss_fn, optimizer, schedule, axis=None, num_microbatches=1
+    state,
+    batch,
+    *,
+    corrupt,
+    loss_fn,
+    optimizer,
+    schedule,
+    axis=None,
+    num_microbatches=1,
 ):
     """Returns (new state, metrics).
 
@@ -70,7 +78,9 @@ def train_step(
         "learning_rate": learning_rate,
         "grad_norm": optax.tree.norm(grads),
     }
-    return state.replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
+    return state.replace(
+        step=state.step + 1, params=params, opt_state=opt_state
+    ), metrics
 
 
 def sum_grads(loss_fn, params, batch, key, num_microbatches):

@@ -1,4 +1,4 @@
-"""The corruption policy: select + replace for each row, and the ledger of what it did."""
+"""The corruption policy: select + replace for each row, and a ledger of what it did."""
 
 import jax
 import jax.numpy as jnp
@@ -61,14 +61,16 @@ def make_corrupt(*, count, num_slots, random_pool, mask_id, is_special_V):
             "num_kept_tokens": jnp.sum(action == Action.KEEP),
             "mask_hash": mask_hash(batch, inputs, action),
         }
-        corrupted = dict(inputs=inputs, predict=predict, targets=targets, weights=weights)
+        corrupted = dict(
+            inputs=inputs, predict=predict, targets=targets, weights=weights
+        )
         return batch | corrupted, ledger
 
     return corrupt
 
 
 def mask_hash(batch, inputs_BxL, action_BxL):
-    """Returns uint32: the same for the same masks, whatever order they are summed in."""
+    """Returns uint32, the same for the same masks in whatever order they are met."""
     length = inputs_BxL.shape[1]
     values = (
         batch["epoch"][:, None],

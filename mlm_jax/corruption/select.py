@@ -52,8 +52,8 @@ def capacity(count, rate, max_maskable, min_predictions):
 def select(key, is_maskable_L, *, rate, min_predictions, count, num_slots):
     """Chooses the positions of one row.
 
-    Returns `predict_M` (int32: positions; slots not in use point at 0), `is_used_M`, and
-    the number of predictions that found no slot.
+    Returns `predict_M` (int32: positions; slots not in use point at 0), `is_used_M`,
+    and the number of predictions that found no slot.
     """
     budget_key, priority_key = jax.random.split(key)
     priority_L = jax.random.uniform(priority_key, is_maskable_L.shape)

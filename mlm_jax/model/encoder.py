@@ -3,7 +3,7 @@
 Dimensions, here and everywhere:
     B rows in the batch     L tokens in a row        D width        F MLP hidden
     H heads                 K head size              V vocabulary   N = B x L
-    M prediction slots      P replacement pool       S segments     T tokens in a document
+    M prediction slots      P replacement pool       S segments     T tokens of a text
 """
 
 import flax.linen as nn

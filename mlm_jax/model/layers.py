@@ -22,8 +22,8 @@ def layer_norm(name, dtype):
 def dropout(keys_B, x_NxD, rate):
     """Drops units of the rows x_NxD (N = B x L) with one key for each of the B rows.
 
-    `keys_B` None means no dropout. The rate is met to 1 / 65,536, since each unit spends
-    16 random bits, half of what a uniform draw costs.
+    `keys_B` None means no dropout. The rate is met to 1 / 65,536, since each unit
+    spends 16 random bits, half of what a uniform draw costs.
     """
     if keys_B is None or rate == 0:
         return x_NxD

@@ -1,0 +1,145 @@
+"""What every command shares: flags, errors for people, exit codes."""
+
+import difflib
+import re
+import sys
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from mlm_jax.config import flatten
+from mlm_jax.errors import InputError, MlmError
+
+OVERRIDE = re.compile(r"--?(no)?config\.(?P<field>[^=]+)(=(?P<value>.*))?", re.DOTALL)
+CONFIG = re.compile(r"--?config(=.*)?", re.DOTALL)
+
+
+def define_config():
+    return config_flags.DEFINE_config_file(
+        "config", None, "Config file, with ':ARG' for its argument.", lock_config=True
+    )
+
+
+def define_workdir(what):
+    """A flag that a command cannot do without, checked in `run`."""
+    return flags.DEFINE_string("workdir", None, f"Directory of a run: {what}.")
+
+
+def run(main, *, positional=None):
+    """Runs `main(arguments)` after parsing flags; exits with the error's code.
+
+    `positional` names what may stand on the command line beside flags; None is nothing.
+    """
+
+    def parse(argv):
+        try:
+            rest = _parse(argv)
+            if rest[1:] and positional is None:
+                raise InputError(f"unexpected argument {rest[1]!r}.")
+        except MlmError as error:
+            _exit(error)
+        return rest
+
+    def guarded(argv):
+        logging.set_verbosity(logging.WARNING)  # libraries report every save
+        try:
+            main(argv[1:])
+        except MlmError as error:
+            _exit(error)
+
+    app.run(guarded, flags_parser=parse)
+
+
+def _exit(error):
+    print(f"error: {error}", file=sys.stderr)
+    raise SystemExit(error.exit_code)
+
+
+def _parse(argv):
+    """Parses the flags; whatever is wrong with them is an InputError of one line."""
+    if "config" in flags.FLAGS and not _asks_for_help(argv):
+        _check_overrides(argv)
+    try:
+        rest = flags.FLAGS(argv)
+    except flags.Error as error:
+        raise InputError(_first_line(error)) from error
+    if "workdir" in flags.FLAGS and not flags.FLAGS.workdir:
+        raise InputError("--workdir=DIR is missing, such as --workdir=runs/tiny.")
+    return rest
+
+
+def _asks_for_help(argv):
+    return any(argument.lstrip("-").startswith("help") for argument in argv[1:])
+
+
+def _check_overrides(argv):
+    """Refuses unknown fields, values of the wrong type, and fields given twice."""
+    fields = flatten(_load_config(argv))
+    given = set()
+    for argument in argv[1:]:
+        match = OVERRIDE.fullmatch(argument)
+        if not match:
+            continue
+        field = match["field"]
+        if field not in fields:
+            raise InputError(f"config.{field} does not exist{_nearest(field, fields)}")
+        if field in given:
+            raise InputError(f"config.{field} is given twice.")
+        given.add(field)
+        _check_type(field, match["value"], fields[field])
+
+
+def _load_config(argv):
+    """Loads the config file alone, without the overrides."""
+    config_arguments = [a for a in argv[1:] if CONFIG.fullmatch(a)]
+    if not config_arguments or "=" not in config_arguments[-1]:
+        raise InputError("--config=FILE is missing, such as --config=configs/tiny.py.")
+    argument = config_arguments[-1]
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file(
+        "config", None, flag_values=values, sys_argv=["", argument], lock_config=True
+    )
+    try:
+        values(["", argument])
+        return values["config"].value
+    except (FileNotFoundError, IsADirectoryError, flags.Error) as error:
+        raise InputError(f"{argument}: no such config file.") from error
+    except Exception as error:  # the file is Python, so anything can be wrong with it
+        raise InputError(
+            f"{argument}: {type(error).__name__}: {_first_line(error)}"
+        ) from (error)
+
+
+def _nearest(field, fields):
+    """Returns '; did you mean …?': the nearest path, or the nearest last name."""
+    last_names: dict[str, str] = {name.rsplit(".", 1)[-1]: name for name in fields}
+    last = field.rsplit(".", 1)[-1]
+    near = difflib.get_close_matches(field, fields, 1, 0.75)
+    near = near or [
+        last_names[name] for name in difflib.get_close_matches(last, last_names, 1)
+    ]
+    near = near or difflib.get_close_matches(field, fields, 1, 0)
+    return f"; did you mean config.{near[0]}?"
+
+
+def _check_type(field, text, default):
+    kinds = {bool: "true or false", int: "an integer", float: "a number"}
+    parsers = {int: int, float: float}
+    if text is None or type(default) not in parsers or isinstance(default, bool):
+        if isinstance(default, bool) and str(text).lower() not in _BOOLEANS:
+            raise InputError(f"config.{field} = {text!r}; expected {kinds[bool]}.")
+        return
+    try:
+        parsers[type(default)](text)
+    except ValueError as error:
+        raise InputError(
+            f"config.{field} = {text!r}; expected {kinds[type(default)]}, "
+            f"such as {default}."
+        ) from error
+
+
+_BOOLEANS = ("none", "true", "false", "t", "f", "1", "0")
+
+
+def _first_line(error):
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -1,0 +1,246 @@
+"""What a config must satisfy, the numbers a step traces, and how it is saved.
+
+Imports no jax, so that a wrong value is refused at once.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import ml_collections
+import numpy as np
+
+from mlm_jax.errors import InputError
+
+
+class Rule(NamedTuple):
+    allowed: str
+    holds: Callable[[Any], bool]
+
+
+def _one_of(*names):
+    return Rule(f"one of {', '.join(names)}", lambda value: value in names)
+
+
+def _at_least(low):
+    return Rule(f"{low} or more", lambda value: low <= value < float("inf"))
+
+
+POSITIVE = Rule("a number above 0", lambda value: 0 < value < float("inf"))
+NON_NEGATIVE = Rule("a number of 0 or more", lambda value: 0 <= value < float("inf"))
+FRACTION = Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)
+RATE = Rule("a number above 0 and up to 1", lambda value: 0 < value <= 1)
+BELOW_ONE = Rule("a number from 0 to below 1", lambda value: 0 <= value < 1)
+SEED = Rule("an integer from 0 to 4294967295", lambda value: 0 <= value < 2**32)
+RATES = Rule(
+    "a tuple of different numbers above 0 and up to 1, such as (0.15, 0.4)",
+    lambda rates: (
+        len(rates) > 0 and len(set(rates)) == len(rates) and all(map(RATE.holds, rates))
+    ),
+)
+SENTENCES = Rule(
+    "a tuple of sentences, each with [MASK]",
+    lambda sentences: all("[MASK]" in sentence for sentence in sentences),
+)
+
+RULES = {
+    "seed": SEED,
+    "data.document": _one_of("file", "blank_line", "line"),
+    "data.on_bad_text": _one_of("stop", "skip", "replace"),
+    "data.validation_fraction": Rule(
+        "above 0 and below 1", lambda value: 0 < value < 1
+    ),
+    "data.row_length": Rule("from 8 to 65535", lambda value: 8 <= value < 2**16),
+    "data.packing": _one_of("packed", "full", "single"),
+    "data.batch_size": _at_least(1),
+    "tokenizer.kind": _one_of("wordpiece", "bpe", "unigram"),
+    "tokenizer.vocab_size": _at_least(16),
+    "corruption.strategy": _one_of("token"),
+    "corruption.rate": RATE,
+    "corruption.mask_frac": FRACTION,
+    "corruption.random_frac": FRACTION,
+    "corruption.count": _one_of("exact", "stochastic", "bernoulli"),
+    "corruption.min_predictions": _at_least(0),
+    "corruption.random_pool": _one_of("non_special", "full_vocab"),
+    "model.num_layers": _at_least(1),
+    "model.width": _at_least(1),
+    "model.num_heads": _at_least(1),
+    "model.mlp_width": _at_least(1),
+    "model.norm_position": _one_of("post", "pre"),
+    "model.position": _one_of("learned"),
+    "model.dropout": BELOW_ONE,
+    "model.dtype": _one_of("float32", "bfloat16"),
+    "optim.name": _one_of("adamw", "sgd"),
+    "optim.num_steps": _at_least(1),
+    "optim.peak_learning_rate": POSITIVE,
+    "optim.warmup_steps": _at_least(0),
+    "optim.schedule": _one_of("constant", "linear", "cosine"),
+    "optim.weight_decay": NON_NEGATIVE,
+    "optim.clip_norm": POSITIVE,
+    "optim.b1": BELOW_ONE,
+    "optim.b2": BELOW_ONE,
+    "optim.eps": POSITIVE,
+    "parallel.mode": _one_of("pmap", "shard_map", "jit"),
+    "parallel.mesh.data": Rule(
+        "a number of devices, or -1 for all", lambda value: value == -1 or value >= 1
+    ),
+    "parallel.microbatches": _at_least(1),
+    "eval.rates": RATES,
+    "eval.mask_frac": FRACTION,
+    "eval.random_frac": FRACTION,
+    "eval.seed": SEED,
+    "eval.num_rows": _at_least(0),
+    "eval.batch_size": _at_least(1),
+    "eval.every_steps": _at_least(1),
+    "eval.fill_mask": SENTENCES,
+    "checkpoint.every_steps": _at_least(1),
+    "checkpoint.keep": _at_least(1),
+    "log.every_steps": _at_least(1),
+}
+
+# What may change when a run is resumed: it decides where and how often, never a number.
+FREE_ON_RESUME = ("checkpoint.", "log.", "parallel.", "data.cache_dir", "data.data_dir")
+
+
+def check(c):
+    """Raises InputError, naming the field, at the first value that cannot be used."""
+    values = flatten(c)
+    for name, rule in RULES.items():
+        if name not in values:
+            raise InputError(f"config.{name} is missing; expected {rule.allowed}.")
+        _check_rule(name, values[name], rule)
+
+    for section in ("corruption", "eval"):
+        total = c[section].mask_frac + c[section].random_frac
+        if total > 1 + 1e-9:
+            raise InputError(
+                f"config.{section}.mask_frac + config.{section}.random_frac = "
+                f"{total:g}; together they may be at most 1 (the rest is kept)."
+            )
+    if c.optim.warmup_steps > c.optim.num_steps:
+        raise InputError(
+            f"config.optim.warmup_steps = {c.optim.warmup_steps}; expected at most "
+            f"config.optim.num_steps = {c.optim.num_steps}."
+        )
+    _check_multiple("model.width", c.model.width, "model.num_heads", c.model.num_heads)
+
+
+def check_devices(c, num_devices):
+    """Returns the devices of the mesh; raises InputError where rows do not divide."""
+    wanted = num_devices if c.parallel.mesh.data == -1 else c.parallel.mesh.data
+    if wanted > num_devices:
+        raise InputError(
+            f"config.parallel.mesh.data = {wanted}; this process has {num_devices} "
+            "device(s)."
+        )
+    parts = wanted * c.parallel.microbatches
+    _check_multiple(
+        "data.batch_size", c.data.batch_size, "devices x microbatches", parts
+    )
+    return wanted
+
+
+def _check_rule(name, value, rule):
+    try:
+        holds = rule.holds(value)
+    except TypeError:
+        holds = False
+    if not holds:
+        raise InputError(f"config.{name} = {value!r}; expected {rule.allowed}.")
+
+
+def _check_multiple(name, value, divisor_name, divisor):
+    if value % divisor:
+        below = value // divisor * divisor
+        near = [str(n) for n in (below, below + divisor) if n > 0]
+        raise InputError(
+            f"config.{name} = {value}; expected a multiple of {divisor_name} = "
+            f"{divisor}, such as {' or '.join(near)}."
+        )
+
+
+def hparams(c):
+    """The numbers that a step traces: changing one never recompiles."""
+    corruption, optim = c.corruption, c.optim
+    return corruption_hparams(
+        corruption.rate,
+        corruption.min_predictions,
+        corruption.mask_frac,
+        corruption.random_frac,
+    ) | {
+        "peak_learning_rate": np.float32(optim.peak_learning_rate),
+        "warmup_steps": np.float32(optim.warmup_steps),
+        "num_steps": np.float32(optim.num_steps),
+        "weight_decay": np.float32(optim.weight_decay),
+        "clip_norm": np.float32(optim.clip_norm),
+        "b1": np.float32(optim.b1),
+        "b2": np.float32(optim.b2),
+        "eps": np.float32(optim.eps),
+    }
+
+
+def corruption_hparams(rate, min_predictions, mask_frac, random_frac):
+    return {
+        "rate": np.float32(rate),
+        "min_predictions": np.int32(min_predictions),
+        "mask_frac": np.float32(mask_frac),
+        "random_frac": np.float32(random_frac),
+    }
+
+
+def flatten(c):
+    """Returns {"section.field": value}."""
+    flat = {}
+    for name, value in c.items():
+        if isinstance(value, ml_collections.ConfigDict):
+            flat |= {f"{name}.{inner}": leaf for inner, leaf in flatten(value).items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def save(c, workdir):
+    """Writes `config.json`, whole or not at all."""
+    path = pathlib.Path(workdir) / "config.json"
+    temporary = path.with_suffix(".json.tmp")
+    temporary.write_text(json.dumps(c.to_dict(), indent=2, sort_keys=True) + "\n")
+    os.replace(temporary, path)
+
+
+def load(workdir):
+    """Returns the config of a run. Raises InputError where there is none."""
+    path = pathlib.Path(workdir) / "config.json"
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise InputError(
+            f"--workdir={workdir} holds no run: no config.json."
+        ) from error
+    try:
+        return ml_collections.ConfigDict(_tuples(json.loads(text))).lock()
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"{path} is not a saved config: {error}") from error
+
+
+def _tuples(value):
+    """JSON has lists where a config has tuples."""
+    if isinstance(value, dict):
+        return {name: _tuples(inner) for name, inner in value.items()}
+    return tuple(value) if isinstance(value, list) else value
+
+
+def check_unchanged(old, new):
+    """Raises InputError if a run cannot go on under the new config."""
+    old, new = flatten(old), flatten(new)
+    changed = [
+        f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name) and not name.startswith(FREE_ON_RESUME)
+    ]
+    if changed:
+        raise InputError(
+            "this workdir holds a run with another config: "
+            f"{'; '.join(changed)}. Use another --workdir."
+        )

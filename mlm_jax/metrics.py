@@ -1,0 +1,171 @@
+"""Sums to scalars, and where they go: metrics.jsonl, TensorBoard, a progress line."""
+
+import json
+import math
+import pathlib
+import sys
+import time
+
+import tensorboardX
+
+
+def mean(total, count):
+    """Returns total / count; NaN where nothing was counted."""
+    return total / count if count else math.nan
+
+
+def perplexity(loss):
+    """exp of the mean loss in nats; inf where that overflows."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def train_scalars(metrics):
+    """Returns {"train/…": number} of one update's sums.
+
+    An update without any prediction has no loss and no accuracy.
+    """
+    num_masked = metrics["num_masked"]
+    scalars = {
+        "num_masked": int(num_masked),
+        "mask_rate": mean(num_masked, metrics["num_maskable"]),
+        "mask_hash": int(metrics["mask_hash"]),
+        "mask_token_share": mean(metrics["num_mask_tokens"], num_masked),
+        "random_token_share": mean(metrics["num_random_tokens"], num_masked),
+        "overflow": int(metrics["num_overflow"]),
+        "learning_rate": metrics["learning_rate"],
+        "grad_norm": metrics["grad_norm"],
+    }
+    if num_masked:
+        scalars["loss"] = mean(metrics["loss"], num_masked)
+        scalars["accuracy"] = mean(metrics["num_correct"], num_masked)
+    return {f"train/{name}": value for name, value in scalars.items()}
+
+
+def eval_scalars(sums, rate):
+    """Returns {"eval/…@rate": number} of the sums over an evaluation set."""
+    loss = mean(sums["loss"], sums["num_masked"])
+    scalars = {
+        "loss": loss,
+        "perplexity": perplexity(loss),
+        "accuracy": mean(sums["num_correct"], sums["num_masked"]),
+        "num_masked": int(sums["num_masked"]),
+        "mask_hash": int(sums["mask_hash"]),
+    }
+    return {f"eval/{name}@{rate:g}": value for name, value in scalars.items()}
+
+
+class Writer:
+    """Appends to `metrics.jsonl`, one object a step and kind, and to TensorBoard.
+
+    A run that resumes at `start_step` has made nothing after it: later lines are
+    dropped, so that each step is there once, resumed or not.
+    """
+
+    def __init__(self, workdir, start_step):
+        path = pathlib.Path(workdir) / "metrics.jsonl"
+        lines = _lines_up_to(path, start_step) if path.exists() else []
+        temporary = path.with_suffix(".jsonl.tmp")
+        temporary.write_text("".join(lines))
+        temporary.replace(path)
+        self._file = path.open("a")
+        self._tensorboard = tensorboardX.SummaryWriter(
+            str(pathlib.Path(workdir) / "tensorboard"), purge_step=start_step + 1
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self._file.close()
+        self._tensorboard.close()
+
+    def write(self, step, scalars):
+        # JSON has no NaN and no infinity.
+        line = {
+            name: value if math.isfinite(value) else None
+            for name, value in scalars.items()
+        }
+        self._file.write(json.dumps({"step": step} | line) + "\n")
+        self._file.flush()
+        for name, value in scalars.items():
+            self._tensorboard.add_scalar(name, value, step)
+
+
+def _lines_up_to(path, step):
+    kept = []
+    for line in path.read_text().splitlines(keepends=True):
+        try:
+            if json.loads(line)["step"] <= step and line.endswith("\n"):
+                kept.append(line)
+        except ValueError:
+            pass  # the last line of a killed run, cut short
+    return kept
+
+
+class Progress:
+    """One line: step, loss, accuracy, tokens a second, time left.
+
+    On a terminal the line is rewritten in place; elsewhere a new one is printed at most
+    every five seconds.
+    """
+
+    def __init__(self, num_steps, stream=sys.stdout):
+        self._num_steps = num_steps
+        self._stream = stream
+        self._in_place = stream.isatty()
+        self._printed = -math.inf
+        self._steps = self._tokens = 0
+        self._seconds = 0.0
+        self.pause()
+
+    def pause(self):
+        """Leaves the time from here to the next update out of every rate."""
+        self._since = None
+
+    def update(self, num_tokens):
+        """Counts one more update."""
+        now = time.perf_counter()
+        if self._since is not None:
+            self._steps += 1
+            self._tokens += num_tokens
+            self._seconds += now - self._since
+        self._since = now
+
+    def tokens_per_second(self):
+        return mean(self._tokens, self._seconds)
+
+    def line(self, step, scalars):
+        left = mean(self._seconds, self._steps) * (self._num_steps - step)
+        text = f"step {step:,}/{self._num_steps:,}"
+        if "train/loss" in scalars:
+            loss, accuracy = scalars["train/loss"], scalars["train/accuracy"]
+            text += f"  loss {loss:.3f}  accuracy {accuracy:.1%}"
+        if self._steps:
+            text += (
+                f"  {self.tokens_per_second():,.0f} tokens/s  {_duration(left)} left"
+            )
+        return text
+
+    def print_line(self, step, scalars):
+        now = time.perf_counter()
+        if self._in_place:
+            print(f"\r\x1b[K{self.line(step, scalars)}", end="", file=self._stream)
+            self._stream.flush()
+        elif now - self._printed >= 5 or step == self._num_steps:
+            print(self.line(step, scalars), file=self._stream, flush=True)
+            self._printed = now
+
+    def print(self, text):
+        """Prints a line of its own, above the progress line."""
+        start = "\r\x1b[K" if self._in_place else ""
+        print(f"{start}{text}", file=self._stream, flush=True)
+
+
+def _duration(seconds):
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h {minutes:02}m"
+    return f"{minutes}m {seconds:02}s" if minutes else f"{seconds}s"
