@@ -1,6 +1,7 @@
 """What every command shares: flags, errors for people, exit codes."""
 
 import difflib
+import pathlib
 import re
 import sys
 
@@ -47,6 +48,8 @@ def run(main, *, positional=None):
         except MlmError as error:
             _exit(error)
 
+    for name in {"config", "workdir"}.intersection(flags.FLAGS):  # shown by --help
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
     app.run(guarded, flags_parser=parse)
 
 
@@ -74,7 +77,7 @@ def _asks_for_help(argv):
 
 def _check_overrides(argv):
     """Refuses unknown fields, values of the wrong type, and fields given twice."""
-    fields = flatten(_load_config(argv))
+    fields = _load_fields(argv)
     given = set()
     for argument in argv[1:]:
         match = OVERRIDE.fullmatch(argument)
@@ -89,30 +92,37 @@ def _check_overrides(argv):
         _check_type(field, match["value"], fields[field])
 
 
-def _load_config(argv):
-    """Loads the config file alone, without the overrides."""
-    config_arguments = [a for a in argv[1:] if CONFIG.fullmatch(a)]
-    if not config_arguments or "=" not in config_arguments[-1]:
+def _load_fields(argv):
+    """Returns the fields of the config file alone, without the overrides."""
+    argument = next((a for a in reversed(argv[1:]) if CONFIG.fullmatch(a)), "")
+    path = pathlib.Path(argument.partition("=")[2].partition(":")[0])
+    if not path.name:
         raise InputError("--config=FILE is missing, such as --config=configs/tiny.py.")
-    argument = config_arguments[-1]
+    if not path.is_file():
+        near = difflib.get_close_matches(path.name, _names_in(path.parent), 1)
+        hint = f"; did you mean {path.parent / near[0]}?" if near else "."
+        raise InputError(f"--config={path}: no such file{hint}")
     values = flags.FlagValues()
     config_flags.DEFINE_config_file(
-        "config", None, flag_values=values, sys_argv=["", argument], lock_config=True
+        "config", None, flag_values=values, sys_argv=["", argument]
     )
     try:
         values(["", argument])
-        return values["config"].value
-    except (FileNotFoundError, IsADirectoryError, flags.Error) as error:
-        raise InputError(f"{argument}: no such config file.") from error
+        return flatten(values["config"].value)
     except Exception as error:  # the file is Python, so anything can be wrong with it
-        raise InputError(
-            f"{argument}: {type(error).__name__}: {_first_line(error)}"
-        ) from (error)
+        cause = error.__cause__ or error
+        reason = str(cause).strip().split("\n")[-1]  # the loader puts its own before
+        raise InputError(f"{argument}: {type(cause).__name__}: {reason}") from error
+
+
+def _names_in(folder):
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
 
 
 def _nearest(field, fields):
     """Returns '; did you mean …?': the nearest path, or the nearest last name."""
-    last_names: dict[str, str] = {name.rsplit(".", 1)[-1]: name for name in fields}
+    # Reversed, so that the first of several sections with a field of that name counts.
+    last_names = {name.rsplit(".", 1)[-1]: name for name in reversed(fields)}
     last = field.rsplit(".", 1)[-1]
     near = difflib.get_close_matches(field, fields, 1, 0.75)
     near = near or [

@@ -35,6 +35,7 @@ def run(c, workdir):
     workdir = _open_workdir(workdir, c)
     store = rows.prepare(c.data, c.tokenizer)
     tokenizer = _keep_tokenizer(workdir, store.tokenizer)
+    config.save(c, workdir)  # from here on the workdir holds this run
 
     mesh = parallel.make_mesh({"data": num_devices})
     program = make_program(c, tokenizer, mesh)
@@ -191,14 +192,13 @@ class StopSignal:
 
 
 def _open_workdir(workdir, c):
-    """Makes the directory and keeps the config in it. Raises InputError if it cannot be
-    written or holds a run with another config."""
+    """Makes the directory. Raises InputError if it cannot be written, or if it holds a
+    run with another config."""
     workdir = pathlib.Path(workdir)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         if (workdir / "config.json").exists():
             config.check_unchanged(config.load(workdir), c)
-        config.save(c, workdir)
     except OSError as error:
         raise InputError(f"--workdir={workdir} cannot be written: {error}") from error
     return workdir

@@ -1,0 +1,86 @@
+"""The import table of the README, enforced, and the size of a module."""
+
+import ast
+import pathlib
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).parents[1] / "mlm_jax"
+FORBIDDEN = {
+    "errors": {"jax", "flax", "optax", "orbax", "absl", "mlm_jax"},
+    "config": {"jax", "flax", "optax", "orbax", "tensorflow_datasets"},
+    "data": {"jax", "flax", "optax", "orbax", "mlm_jax.config", "mlm_jax.train"},
+    "corruption": {"flax", "optax", "orbax", "mlm_jax.data", "mlm_jax.model"},
+    "model": {"optax", "orbax", "mlm_jax.data", "mlm_jax.config", "mlm_jax.corruption"},
+    "loss": {"flax", "optax", "orbax", "mlm_jax"},
+    "optim": {"flax", "orbax", "mlm_jax"},
+    "schedules": {"flax", "orbax", "mlm_jax"},
+    "collectives": {"flax", "optax", "orbax", "mlm_jax"},
+    "parallel": {"flax", "optax", "orbax", "mlm_jax"},
+    "step": {"flax", "orbax", "ml_collections", "mlm_jax.data", "mlm_jax.config"},
+    "evaluate": {"flax", "optax", "orbax", "mlm_jax.data", "mlm_jax.config"},
+    "metrics": {"jax", "flax", "optax", "orbax"},
+    "tasks": {"orbax", "mlm_jax.config", "mlm_jax.checkpoint", "mlm_jax.train"},
+}
+# The one door to each library that could leak everywhere.
+ONLY_IN = {
+    "flax.linen": {"model"},
+    "orbax": {"checkpoint"},
+    "tensorflow_datasets": {"data"},
+    "tokenizers": {"data"},
+}
+MAX_LINES = 400
+
+
+def modules(where):
+    module = PACKAGE / f"{where}.py"
+    return [module] if module.exists() else sorted((PACKAGE / where).rglob("*.py"))
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def within(name, package):
+    return name == package or name.startswith(f"{package}.")
+
+
+@pytest.mark.parametrize("where", FORBIDDEN)
+def test_imports_nothing_from_a_higher_layer(where):
+    assert modules(where), f"{where} is gone: remove it from the table"
+    for path in modules(where):
+        bad = {n for n in imports(path) for f in FORBIDDEN[where] if within(n, f)}
+        assert not bad, f"{path.name} may not import {sorted(bad)}"
+
+
+@pytest.mark.parametrize("library", ONLY_IN)
+def test_library_is_known_in_one_place(library):
+    users = {
+        path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        for path in PACKAGE.rglob("*.py")
+        if any(within(name, library) for name in imports(path))
+    }
+    assert users == ONLY_IN[library]
+
+
+def test_nothing_imports_tensorflow_or_unpickles():
+    for path in PACKAGE.rglob("*.py"):
+        for name in imports(path):
+            assert not within(name, "tensorflow"), path
+            assert name.split(".")[0] not in {"pickle", "dill", "joblib"}, path
+        calls = {
+            node.func.id
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        assert not calls & {"eval", "exec"}, path
+
+
+def test_no_module_is_a_drawer():
+    for path in PACKAGE.rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= MAX_LINES, path
