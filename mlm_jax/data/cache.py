@@ -1,0 +1,35 @@
+"""Files that are there whole or not at all, and directories named by what made them."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+
+
+def name_of(settings: Mapping) -> str:
+    """Returns a short hex name that changes with any of `settings`."""
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Writes beside `path` and renames, so that a kill leaves no half of a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+@contextlib.contextmanager
+def locked(path: pathlib.Path) -> Iterator[None]:
+    """Holds `path` for one process; the system lets go of it when that is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,173 @@
+"""Rows to batches. Position is a number: batch k depends on nothing that came before.
+
+A batch is a dict of arrays:
+
+    tokens      int32[B, L]
+    segment     int32[B, L]  1, 2, … within a row, 0 at padding
+    position    int32[B, L]  restarts at every segment, 0 at padding
+    word_start  bool[B, L]
+    row         int32[B]     the row's id, -1 for a row of padding
+    epoch       int32[B]
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from mlm_jax.data.rows import Rows
+
+Batch = dict[str, np.ndarray]
+
+
+class TrainBatches:
+    """Batch `k` is rows `[k·B, (k+1)·B)` of an endless order shuffled anew each epoch.
+
+    The order is a function of (seed, epoch, index) alone. A batch may straddle epochs,
+    several if there are fewer rows than B; each process reads its own slice of it.
+
+    Args:
+      rows: the split.
+      batch_size: B over all processes, a multiple of `num_processes`.
+      seed: of the order.
+      process_index: which slice is read here.
+      num_processes: how many slices there are.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        *,
+        batch_size: int,
+        seed: int,
+        process_index: int = 0,
+        num_processes: int = 1,
+    ):
+        if batch_size % num_processes:
+            raise ValueError(
+                f"batch_size={batch_size} must be a multiple of"
+                f" {num_processes} processes."
+            )
+        self._rows = rows
+        self._batch_size = batch_size
+        self._seed = seed
+        self._local_size = batch_size // num_processes
+        self._offset = process_index * self._local_size
+        self._orders: dict[int, np.ndarray] = {}
+
+    def __getitem__(self, k: int) -> Batch:
+        first = k * self._batch_size + self._offset
+        index_B = np.arange(first, first + self._local_size)
+        epoch_B, place_B = np.divmod(index_B, len(self._rows))
+        epochs = range(int(epoch_B[0]), int(epoch_B[-1]) + 1)
+        # Only what this batch needs: an order is as long as the split.
+        self._orders = {
+            epoch: self._orders[epoch] if epoch in self._orders else self._order(epoch)
+            for epoch in epochs
+        }
+        ids_B = np.empty_like(index_B)
+        for epoch in epochs:
+            is_epoch_B = epoch_B == epoch
+            ids_B[is_epoch_B] = self._orders[epoch][place_B[is_epoch_B]]
+        return _read(self._rows, ids_B) | {"epoch": epoch_B.astype(np.int32)}
+
+    def _order(self, epoch: int) -> np.ndarray:
+        return _permutation(len(self._rows), self._seed, epoch)
+
+
+class EvalBatches:
+    """A fixed choice of rows, each once; see `eval_batches`."""
+
+    def __init__(self, rows: Rows, ids_N: np.ndarray, batch_size: int, pad_id: int):
+        self._rows, self._ids_N = rows, ids_N
+        self._batch_size, self._pad_id = batch_size, pad_id
+
+    def __len__(self) -> int:
+        return -(-len(self._ids_N) // self._batch_size)
+
+    def __getitem__(self, k: int) -> Batch:
+        if not 0 <= k < len(self):  # also what ends iteration
+            raise IndexError(k)
+        first = k * self._batch_size
+        batch = _read(self._rows, self._ids_N[first : first + self._batch_size])
+        batch["epoch"] = np.zeros_like(batch["row"])
+        missing = self._batch_size - len(batch["row"])
+        filler = {"tokens": self._pad_id, "row": -1}
+        return {
+            name: np.pad(
+                array,
+                [(0, missing)] + [(0, 0)] * (array.ndim - 1),
+                constant_values=filler.get(name, 0),
+            )
+            for name, array in batch.items()
+        }
+
+
+def eval_batches(
+    rows: Rows, *, num_rows: int, batch_size: int, pad_id: int, seed: int = 0
+) -> EvalBatches:
+    """Returns batches over the first `num_rows` rows of a fixed random order.
+
+    Every row comes exactly once; the last batch is filled up with rows of padding.
+
+    Args:
+      rows: the split.
+      num_rows: how many; 0, or more than there are, for all.
+      batch_size: B.
+      pad_id: the token of padding.
+      seed: of the order.
+    """
+    order = _permutation(len(rows), seed, 0)
+    return EvalBatches(rows, order[: num_rows or None], batch_size, pad_id)
+
+
+def prefetch(batches, start: int, stop: int, depth: int = 4) -> Iterator[Batch]:
+    """Yields batches `[start, stop)`, read ahead by one thread.
+
+    An error while reading is raised here, at its batch. Closing the iterator, or
+    dropping it, ends the thread.
+    """
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch") as thread:
+        ahead: deque[Future] = deque()
+        try:
+            for k in range(start, stop):
+                ahead.append(thread.submit(batches.__getitem__, k))
+                if len(ahead) > depth:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            thread.shutdown(cancel_futures=True)
+
+
+def _permutation(num_rows: int, seed: int, epoch: int) -> np.ndarray:
+    bits = np.random.Philox(key=np.array([seed, epoch], np.uint64))
+    return np.random.Generator(bits).permutation(num_rows)
+
+
+def _read(rows: Rows, ids_B: np.ndarray) -> Batch:
+    found = rows.read(ids_B)
+    segment_BxL, position_BxL = _segments(found["segment_lengths"], rows.row_length)
+    return {
+        "tokens": found["tokens"],
+        "segment": segment_BxL,
+        "position": position_BxL,
+        "word_start": found["word_start"],
+        "row": ids_B.astype(np.int32),
+    }
+
+
+def _segments(lengths_BxS: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns segment numbers and positions, int32[B, L], of `lengths_BxS`."""
+    ends_BxS = np.cumsum(lengths_BxS, axis=1)
+    starts_BxS = ends_BxS - lengths_BxS
+    is_start_BxL = np.zeros((len(lengths_BxS), length), bool)
+    row, s = np.nonzero(lengths_BxS)
+    is_start_BxL[row, starts_BxS[row, s]] = True
+    place_L = np.arange(length)
+    is_real_BxL = place_L[None] < ends_BxS[:, -1:]
+    start_BxL = np.maximum.accumulate(np.where(is_start_BxL, place_L[None], 0), axis=1)
+    segment_BxL = np.cumsum(is_start_BxL, axis=1) * is_real_BxL
+    position_BxL = (place_L[None] - start_BxL) * is_real_BxL
+    return segment_BxL.astype(np.int32), position_BxL.astype(np.int32)

@@ -1,0 +1,242 @@
+"""The row store: packed rows on disk, a row's id its index.
+
+A `tensorflow_datasets` builder writes ArrayRecord, in a directory named by all that
+the rows depend on. Documents stream through tokenizer and packer once, into one file
+of arrays a shard; the builder then writes the shards. The directory gets its name
+when everything is in it, so a kill leaves nothing that looks like a store.
+"""
+
+import bisect
+import contextlib
+import dataclasses
+import functools
+import io
+import pathlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import tensorflow_datasets as tfds
+from array_record.python.array_record_module import ArrayRecordReader
+from tensorflow_datasets.proto import tf_example_pb2
+
+from mlm_jax.data import sources
+from mlm_jax.data.cache import locked, name_of
+from mlm_jax.data.progress import Progress
+from mlm_jax.data.staging import SPLITS, StagedShard, TrainingTexts, stage
+from mlm_jax.data.tokenizer import Tokenizer
+from mlm_jax.errors import InputError
+
+# Raise it when a row is written differently: stores of other formats are built anew.
+FORMAT = "1.0.0"
+
+
+class PackedRows(tfds.core.ShardBasedBuilder):
+    """Writes staged rows; `GeneratorBasedBuilder` would keep a split in memory."""
+
+    VERSION = tfds.core.Version(FORMAT)
+
+    def __init__(
+        self, *, staged: Mapping[str, Sequence[pathlib.Path]], stats, **kwargs
+    ):
+        self._staged, self._stats = staged, stats
+        with np.load(staged["train"][0]) as arrays:
+            tokens_NxL, bits_NxW = arrays["tokens"], arrays["word_start"]
+        self._features = {
+            "tokens": _bytes_feature(tokens_NxL.shape[1], tokens_NxL.dtype),
+            "segment_lengths": _bytes_feature(None, np.int32),
+            "word_start": _bytes_feature(bits_NxW.shape[1], np.uint8),
+        }
+        super().__init__(file_format="array_record", **kwargs)
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description="Packed rows of token ids for masked language modeling.",
+            features=tfds.features.FeaturesDict(self._features),
+            disable_shuffling=True,
+            metadata=tfds.core.MetadataDict(self._stats),
+        )
+
+    def _shard_iterators_per_split(self, dl_manager):
+        del dl_manager
+        return {
+            split: [StagedShard(path) for path in paths]
+            for split, paths in self._staged.items()
+        }
+
+
+def _bytes_feature(size: int | None, dtype) -> tfds.features.Tensor:
+    return tfds.features.Tensor(shape=(size,), dtype=dtype, encoding="bytes")
+
+
+class Rows:
+    """The rows of one split, read by id.
+
+    Reads ArrayRecord itself: for a batch TFDS's data source starts a thread a shard
+    and decodes an example in 60 us, which together take five times as long.
+    """
+
+    def __init__(self, builder: tfds.core.DatasetBuilder, split: str):
+        files = builder.info.splits[split]
+        self._paths = [str(path) for path in files.filepaths]
+        self._ends = np.cumsum(files.shard_lengths)
+        features = builder.info.features
+        (self.row_length,) = features["tokens"].shape
+        self._dtypes = {name: feature.np_dtype for name, feature in features.items()}
+        # More shards than these are closed again: a process may not open them all.
+        self._reader = functools.lru_cache(256)(_open_shard)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def _record(self, id_: int) -> bytes:
+        shard = bisect.bisect_right(self._ends, id_)
+        first = self._ends[shard - 1] if shard else 0
+        return self._reader(self._paths[shard]).read([id_ - int(first)])[0]
+
+    def read(self, ids_N: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns rows by id.
+
+        Returns:
+          `tokens` int32[N, L], `segment_lengths` int32[N, S] with zeros after the
+          last segment, and `word_start` bool[N, L].
+        """
+        parse = tf_example_pb2.Example.FromString
+        records = [self._record(int(i)) for i in ids_N]
+        fields = [parse(record).features.feature for record in records]
+        found = {
+            name: [field[name].bytes_list.value[0] for field in fields]
+            for name in self._dtypes
+        }
+        num_N = np.array([len(lengths) for lengths in found["segment_lengths"]])
+        num_N //= self._dtypes["segment_lengths"].itemsize
+        lengths_NxS = np.zeros((len(records), num_N.max()), np.int32)
+        is_segment_NxS = np.arange(num_N.max())[None] < num_N[:, None]
+        flat = {
+            name: np.frombuffer(b"".join(values), self._dtypes[name])
+            for name, values in found.items()
+        }
+        lengths_NxS[is_segment_NxS] = flat["segment_lengths"]
+        bits_NxW = flat["word_start"].reshape(len(records), -1)
+        word_start_NxL = np.unpackbits(bits_NxW, axis=1, count=self.row_length)
+        return {
+            "tokens": flat["tokens"].reshape(len(records), -1).astype(np.int32),
+            "segment_lengths": lengths_NxS,
+            "word_start": word_start_NxL.astype(bool),
+        }
+
+
+def _open_shard(path: str) -> ArrayRecordReader:
+    # Rows are read in random order: nothing is worth reading ahead.
+    options = "readahead_buffer_size:0"
+    return ArrayRecordReader(path, options=options, file_reader_buffer_size=4096)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowStore:
+    """Rows, the tokenizer that made them, and what building them counted."""
+
+    train: Rows
+    validation: Rows
+    tokenizer: Tokenizer
+    stats: Mapping[str, float]
+    row_length: int
+    fingerprint: str
+
+
+def prepare(
+    data: Mapping, tokenizer_config: Mapping, *, log: Callable[[str], object] = print
+) -> RowStore:
+    """Builds the rows a config asks for, or finds them in the cache.
+
+    Args:
+      data: `source`, `document`, `on_bad_text`, `data_dir`, `cache_dir`, `row_length`,
+        `packing` and `validation_fraction`.
+      tokenizer_config: `kind`, `vocab_size`, `lowercase`, `strip_accents`, and `file`:
+        a vocabulary to use, or None to learn one from the training documents.
+      log: called with a line of progress about once a second, and with a summary.
+
+    Raises:
+      InputError: for a source that cannot be read, or too little text for two splits.
+    """
+    cache = pathlib.Path(data["cache_dir"]).expanduser().absolute()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"data.cache_dir={cache}: {error.strerror}") from error
+    text = {
+        key: data[key] for key in ("document", "on_bad_text", "validation_fraction")
+    }
+    text["content"] = sources.fingerprint(data["source"], data_dir=data["data_dir"])
+    tokenizer = _tokenizer(data, tokenizer_config, text, cache / "tokenizers", log)
+    fingerprint = name_of(
+        text
+        | {key: data[key] for key in ("row_length", "packing")}
+        | {"tokenizer": tokenizer.digest, "format": FORMAT}
+    )
+    home = cache / "rows" / fingerprint
+    final = home / PackedRows.name / FORMAT
+    how = "found"
+    if not final.exists():
+        with locked(cache / "rows" / f"{fingerprint}.lock"):
+            if not final.exists():  # another process may have built it meanwhile
+                how = "built"
+                _build(data, tokenizer, home, log)
+    builder = tfds.builder_from_directory(final)
+    stats = dict(builder.info.metadata)
+    log(_summary(data["source"], stats, how, final))
+    train, validation = (Rows(builder, split) for split in SPLITS)
+    return RowStore(
+        train, validation, tokenizer, stats, data["row_length"], fingerprint
+    )
+
+
+def _summary(source: str, stats: Mapping, how: str, where: pathlib.Path) -> str:
+    line = (
+        f"{source}: {stats['train_rows']:,} training and"
+        f" {stats['validation_rows']:,} validation rows, {stats['tokens']:,} tokens,"
+        f" fill {stats['fill']:.2%}, [UNK] {stats['unknown_share']:.3%};"
+        f" {stats['documents']:,} documents"
+    )
+    if stats["empty_documents"]:
+        line += f", {stats['empty_documents']:,} empty"
+    if stats["bad_lines"]:
+        line += (
+            f", {stats['bad_lines']:,} lines with {stats['bad_bytes']:,} bad bytes"
+            f" ({stats['on_bad_text']})"
+        )
+    return f"{line}; {how} in {where}"
+
+
+def _tokenizer(data, config, text, folder, log) -> Tokenizer:
+    switches = {key: config[key] for key in ("lowercase", "strip_accents")}
+    if config["file"] is not None:
+        return Tokenizer.from_file(config["file"], **switches)
+    settings = switches | {key: config[key] for key in ("kind", "vocab_size")}
+    path = folder / name_of(text | settings) / "tokenizer.json"
+    if not path.exists():
+        with locked(folder / f"{path.parent.name}.lock"):
+            if not path.exists():
+                what = f"learning {config['vocab_size']:,} {config['kind']} pieces"
+                progress = Progress(log, what)
+                tokenizer = Tokenizer.train(TrainingTexts(data, progress), **settings)
+                tokenizer.save(path)
+                log(f"{what}: {tokenizer.vocab_size:,} in {progress.seconds():.1f} s")
+    return Tokenizer.load(path)
+
+
+def _build(data: Mapping, tokenizer: Tokenizer, home: pathlib.Path, log) -> None:
+    shutil.rmtree(home, ignore_errors=True)  # what a killed build left
+    folder = home / "staged"
+    folder.mkdir(parents=True)
+    try:
+        staged, stats = stage(data, tokenizer, folder, log)
+        builder = PackedRows(data_dir=home, staged=staged, stats=stats)
+        tfds.disable_progress_bar()
+        with contextlib.redirect_stdout(io.StringIO()):  # it speaks of downloads
+            builder.download_and_prepare()
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
+    folder.rmdir()

@@ -1,0 +1,282 @@
+"""Text to token ids and back, with the start of every word.
+
+Ordinary text never becomes a special token: `[MASK]` typed in a corpus is a bracket,
+a word and a bracket. Only `encode_with_masks` reads it as the mask.
+"""
+
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from mlm_jax.data.cache import write_text
+from mlm_jax.errors import InputError
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+class SpecialIds(NamedTuple):
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
+
+
+class Encoded(NamedTuple):
+    tokens: np.ndarray  # int32[T]
+    word_start: np.ndarray  # bool[T]
+
+
+class Tokenizer:
+    """A vocabulary with its five special tokens.
+
+    Attributes:
+      vocab_size: V, one more than the largest id.
+      special: the ids of the five special tokens, looked up by name.
+      is_special: bool[V], them and whatever else the vocabulary flags as special.
+      digest: sha256 of the saved form.
+    """
+
+    def __init__(self, library: tokenizers.Tokenizer, *, name: str = "tokenizer"):
+        vocabulary = library.get_vocab(with_added_tokens=True)
+        missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
+        if missing:
+            raise InputError(
+                f"{name} lacks {' '.join(missing)}; a vocabulary needs all of"
+                f" {' '.join(SPECIAL_TOKENS)}"
+            )
+        library.no_padding()
+        library.no_truncation()
+        library.encode_special_tokens = True  # not a part of the saved form
+        self._library = library
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.special = SpecialIds(*(vocabulary[token] for token in SPECIAL_TOKENS))
+        self.is_special = np.zeros(self.vocab_size, bool)
+        self.is_special[list(self.special)] = True
+        for id_, token in library.get_added_tokens_decoder().items():
+            self.is_special[id_] |= token.special
+        self.digest = hashlib.sha256(self._json().encode()).hexdigest()
+
+    @classmethod
+    def train(
+        cls,
+        documents: Iterable[str],
+        *,
+        kind: str,
+        vocab_size: int,
+        lowercase: bool,
+        strip_accents: bool,
+    ) -> "Tokenizer":
+        """Learns a vocabulary of at most `vocab_size` entries.
+
+        The same documents in the same order give the same vocabulary, bit for bit,
+        except for `unigram`, whose trainer sums in an order that changes from run to
+        run: keep the file it made.
+
+        Args:
+          documents: read twice by `wordpiece`; an iterator is held in memory.
+          kind: `wordpiece`, `bpe` (byte-level) or `unigram`.
+          vocab_size: the largest size; a small corpus gives a smaller one.
+          lowercase: whether case is lost.
+          strip_accents: whether accents are lost; kept ones are composed (NFC).
+
+        Raises:
+          InputError: an unknown kind, or a size the alphabet alone exceeds.
+        """
+        if kind not in KINDS:
+            raise InputError(
+                f"tokenizer.kind={kind!r} is not one of {', '.join(KINDS)}"
+            )
+        library = KINDS[kind](documents, vocab_size, lowercase, strip_accents)
+        size = library.get_vocab_size()
+        if size > vocab_size:
+            raise InputError(
+                f"tokenizer.vocab_size={vocab_size} is too small: the special tokens"
+                f" and the alphabet alone are {size} entries"
+            )
+        return cls(library)
+
+    @classmethod
+    def load(cls, path: str | pathlib.Path) -> "Tokenizer":
+        """Reads a `tokenizer.json`."""
+        try:
+            library = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise InputError(f"{path} is not a tokenizer.json: {error}") from error
+        return cls(library, name=str(path))
+
+    @classmethod
+    def from_file(
+        cls, path: str | pathlib.Path, *, lowercase: bool, strip_accents: bool
+    ) -> "Tokenizer":
+        """Reads somebody else's vocabulary.
+
+        Args:
+          path: BERT's `vocab.txt`, one piece a line, or a `tokenizer.json`.
+          lowercase: applies to `vocab.txt`; a `tokenizer.json` says so itself.
+          strip_accents: the same.
+        """
+        path = pathlib.Path(path).expanduser()
+        if not path.is_file():
+            raise InputError(f"tokenizer.file={path} is not a file")
+        if path.suffix == ".json":
+            return cls.load(path)
+        try:
+            pieces = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path} is not UTF-8: {error}") from error
+        vocabulary = {piece.rstrip("\r"): id_ for id_, piece in enumerate(pieces)}
+        library = _wordpiece(vocabulary, lowercase, strip_accents)
+        return cls(library, name=str(path))
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Writes a `tokenizer.json`, whole or not at all."""
+        write_text(pathlib.Path(path), self._json())
+
+    def encode(self, texts: Sequence[str]) -> list[Encoded]:
+        """Returns the pieces of each text, unframed, none of them special but [UNK]."""
+        # encode_batch_fast leaves out the word ids.
+        found = self._library.encode_batch(texts, add_special_tokens=False)
+        return [self._encoded(encoding) for encoding in found]
+
+    def encode_with_masks(self, text: str) -> Encoded:
+        """Returns the pieces of `text`, each literal `[MASK]` as the mask token."""
+        # The mask takes the place of a word and of the space before it, as the pieces
+        # of byte-level and metaspace vocabularies do.
+        *before, last = text.split("[MASK]")
+        parts = self.encode([part.rstrip() for part in before] + [last])
+        mask = Encoded(np.array([self.special.mask], np.int32), np.array([True]))
+        joined = [parts[0]]
+        for part in parts[1:]:
+            joined += [mask, part]
+        return Encoded(*(np.concatenate(field) for field in zip(*joined, strict=True)))
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """Returns the text of ids, special tokens included."""
+        return self._library.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def piece(self, id_: int) -> str:
+        """Returns the vocabulary entry of one id."""
+        return self._library.id_to_token(int(id_)) or ""
+
+    def _json(self) -> str:
+        return self._library.to_str(pretty=True)
+
+    def _encoded(self, encoding: tokenizers.Encoding) -> Encoded:
+        tokens_T = np.array(encoding.ids, np.int32)
+        # A model may know a special token as one of its own pieces; text is text.
+        tokens_T[self.is_special[tokens_T]] = self.special.unk
+        words_T = np.array(encoding.word_ids, np.int64)
+        word_start_T = np.ones(len(tokens_T), bool)
+        word_start_T[1:] = words_T[1:] != words_T[:-1]
+        return Encoded(tokens_T, word_start_T)
+
+
+def _train_wordpiece(documents, vocab_size, lowercase, strip_accents):
+    if iter(documents) is documents:
+        documents = list(documents)
+    library = _wordpiece({}, lowercase, strip_accents)
+    # The trainer numbers the pieces `##x` of one character in the order of a hash map
+    # and breaks ties between merges by number, so that each run gives another
+    # vocabulary. Handing it those pieces, sorted, as special tokens fixes the numbers.
+    continuing = [f"##{c}" for c in sorted(_continuing_characters(documents, library))]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[*SPECIAL_TOKENS, *continuing],
+        show_progress=False,
+    )
+    library.train_from_iterator(documents, trainer)
+    # A new library forgets that those pieces were special.
+    return _wordpiece(
+        library.get_vocab(with_added_tokens=False), lowercase, strip_accents
+    )
+
+
+def _continuing_characters(documents, library: tokenizers.Tokenizer) -> set[str]:
+    """Returns the characters that follow another one inside a word."""
+    seen: set[str] = set()
+    for text in documents:
+        seen.update(library.normalizer.normalize_str(text).split())
+    pairs = {pair for word in seen for pair in zip(word, word[1:], strict=False)}
+    words = library.pre_tokenizer.pre_tokenize_str
+    return {b for a, b in pairs if [word for word, _ in words(a + b)] == [a + b]}
+
+
+def _wordpiece(vocabulary, lowercase, strip_accents) -> tokenizers.Tokenizer:
+    library = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    bert = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
+    # Without NFC a decomposed accent would be a piece of its own, or unknown.
+    library.normalizer = (
+        bert if strip_accents else normalizers.Sequence([normalizers.NFC(), bert])
+    )
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece(prefix="##")
+    library.add_special_tokens([s for s in SPECIAL_TOKENS if s in vocabulary])
+    return library
+
+
+def _train_bpe(documents, vocab_size, lowercase, strip_accents):
+    library = tokenizers.Tokenizer(models.BPE())
+    library.normalizer = _normalizer(lowercase, strip_accents)
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    library.train_from_iterator(documents, trainer)
+    return library
+
+
+def _train_unigram(documents, vocab_size, lowercase, strip_accents):
+    library = tokenizers.Tokenizer(models.Unigram())
+    spaces = normalizers.Replace(tokenizers.Regex(r"\s+"), " ")
+    library.normalizer = normalizers.Sequence(
+        [_normalizer(lowercase, strip_accents), spaces]
+    )
+    # Brackets stand alone, or the trained model would spell [MASK] as the mask.
+    brackets = pre_tokenizers.Split(tokenizers.Regex(r"[\[\]]"), "isolated")
+    library.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(), brackets]
+    )
+    library.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        unk_token="[UNK]",
+        show_progress=False,
+    )
+    library.train_from_iterator(documents, trainer)
+    # Read back, a score of 17 digits differs in the last one, and so would the digest.
+    pieces = json.loads(library.to_str())["model"]["vocab"]
+    unk_id = SPECIAL_TOKENS.index("[UNK]")
+    library.model = models.Unigram(
+        [(p, round(score, 6)) for p, score in pieces], unk_id
+    )
+    return library
+
+
+def _normalizer(lowercase: bool, strip_accents: bool) -> normalizers.Normalizer:
+    steps: list[normalizers.Normalizer] = []
+    if strip_accents:
+        steps += [normalizers.NFD(), normalizers.StripAccents()]
+    if lowercase:
+        steps += [normalizers.Lowercase()]
+    return normalizers.Sequence([*steps, normalizers.NFC()])
+
+
+KINDS: dict[str, Callable[..., tokenizers.Tokenizer]] = {
+    "wordpiece": _train_wordpiece,
+    "bpe": _train_bpe,
+    "unigram": _train_unigram,
+}
