@@ -192,7 +192,7 @@ def corruption_hparams(rate, min_predictions, mask_frac, random_frac):
 
 def flatten(c):
     """Returns {"section.field": value}."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for name, value in c.items():
         if isinstance(value, ml_collections.ConfigDict):
             flat |= {f"{name}.{inner}": leaf for inner, leaf in flatten(value).items()}
@@ -202,10 +202,13 @@ def flatten(c):
 
 
 def save(c, workdir):
-    """Writes `config.json`, whole or not at all."""
+    """Writes `config.json`, whole or not at all, where it is not there already."""
     path = pathlib.Path(workdir) / "config.json"
+    text = json.dumps(c.to_dict(), indent=2, sort_keys=True) + "\n"
+    if path.exists() and path.read_text() == text:
+        return
     temporary = path.with_suffix(".json.tmp")
-    temporary.write_text(json.dumps(c.to_dict(), indent=2, sort_keys=True) + "\n")
+    temporary.write_text(text)
     os.replace(temporary, path)
 
 

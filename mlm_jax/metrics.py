@@ -131,8 +131,11 @@ class Progress:
             self._seconds += now - self._since
         self._since = now
 
-    def tokens_per_second(self):
-        return mean(self._tokens, self._seconds)
+    def speed(self):
+        """Returns {"train/tokens_per_second": number}; nothing before it is known."""
+        if not self._steps:
+            return {}
+        return {"train/tokens_per_second": self._tokens / self._seconds}
 
     def line(self, step, scalars):
         left = mean(self._seconds, self._steps) * (self._num_steps - step)
@@ -140,10 +143,8 @@ class Progress:
         if "train/loss" in scalars:
             loss, accuracy = scalars["train/loss"], scalars["train/accuracy"]
             text += f"  loss {loss:.3f}  accuracy {accuracy:.1%}"
-        if self._steps:
-            text += (
-                f"  {self.tokens_per_second():,.0f} tokens/s  {_duration(left)} left"
-            )
+        for tokens_per_second in self.speed().values():
+            text += f"  {tokens_per_second:,.0f} tokens/s  {_duration(left)} left"
         return text
 
     def print_line(self, step, scalars):

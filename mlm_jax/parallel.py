@@ -100,8 +100,8 @@ def _pmap_over_rows(step, mesh, *, batch_argument, num_arguments=2, donate_argnu
         return x.reshape(num_devices, -1, *x.shape[1:])
 
     def call(*arguments):
-        arguments = list(arguments)
-        arguments[batch_argument] = jax.tree.map(split, arguments[batch_argument])
-        return pmapped(*arguments)
+        batch = jax.tree.map(split, arguments[batch_argument])
+        after = batch_argument + 1
+        return pmapped(*arguments[:batch_argument], batch, *arguments[after:])
 
     return call

@@ -15,6 +15,7 @@ import numpy as np
 
 from mlm_jax import checkpoint, command, config, metrics, parallel
 from mlm_jax.data import pipeline, rows
+from mlm_jax.data.tokenizer import Tokenizer
 from mlm_jax.errors import InputError, NonFiniteError, Preempted
 from mlm_jax.evaluate import evaluate, unigram_entropy
 from mlm_jax.program import eval_hparams, make_program
@@ -34,11 +35,11 @@ def run(c, workdir):
     num_devices = config.check_devices(c, jax.local_device_count())
     workdir = _open_workdir(workdir, c)
     store = rows.prepare(c.data, c.tokenizer)
-    tokenizer = _keep_tokenizer(workdir, store.tokenizer)
+    _keep_tokenizer(workdir, store.tokenizer)
     config.save(c, workdir)  # from here on the workdir holds this run
 
     mesh = parallel.make_mesh({"data": num_devices})
-    program = make_program(c, tokenizer, mesh)
+    program = make_program(c, store.tokenizer, mesh)
     train_batches = pipeline.TrainBatches(
         store.train, batch_size=c.data.batch_size, seed=c.seed
     )
@@ -61,7 +62,7 @@ def run(c, workdir):
             filled = fill_mask(
                 program.model,
                 state.params,
-                tokenizer,
+                store.tokenizer,
                 text,
                 row_length=c.data.row_length,
             )
@@ -127,8 +128,7 @@ class TrainLog:
                 f"{values['grad_norm']}. The checkpoints before it are sound."
             )
         if step % self._every_steps == 0 or step == self._num_steps:
-            speed = {"train/tokens_per_second": self._progress.tokens_per_second()}
-            self._writer.write(step, scalars | speed)
+            self._writer.write(step, scalars | self._progress.speed())
             self._progress.print_line(step, scalars)
 
 
@@ -147,7 +147,7 @@ class Exam:
 
     def take(self, state, step, progress):
         """Returns the scalars at every rate, and prints them."""
-        scalars = {}
+        scalars: dict[str, float] = {}
         for rate in self._c.eval.rates:
             sums = evaluate(
                 self._program.eval_step,
@@ -207,15 +207,13 @@ def _open_workdir(workdir, c):
 def _keep_tokenizer(workdir, tokenizer):
     """Saves the tokenizer with the run. Raises InputError if it has another one."""
     path = workdir / "tokenizer.json"
-    if path.exists():
-        kept = type(tokenizer).load(path)
-        if kept.digest != tokenizer.digest:
-            raise InputError(
-                f"{path} differs from the tokenizer of the data: the source's content "
-                "has changed since the run began. Use another --workdir."
-            )
-    tokenizer.save(path)
-    return tokenizer
+    if not path.exists():
+        tokenizer.save(path)
+    elif Tokenizer.load(path).digest != tokenizer.digest:
+        raise InputError(
+            f"{path} differs from the tokenizer of the data: the source's content has "
+            "changed since the run began. Use another --workdir."
+        )
 
 
 def _describe(store, state, mesh, exam, start):

@@ -1,0 +1,136 @@
+"""Small rows, models and steps that several test files share."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mlm_jax import config, optim, schedules, step
+from mlm_jax.corruption import policy
+from mlm_jax.model.head import make_model
+from mlm_jax.state import TrainState
+
+PAD, UNK, CLS, SEP, MASK = range(5)
+NUM_SPECIAL = 5
+
+# Compiling is what tests spend their time on, and random bits are the slowest to
+# compile: without optimisation it takes a third of the time.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def is_special(vocab_size, special_ids=range(NUM_SPECIAL)):
+    """Returns bool[V]."""
+    return np.isin(np.arange(vocab_size), list(special_ids))
+
+
+def make_batch(tokens_BxL, segment_BxL=None, *, epoch=0, row=None):
+    """Returns a batch; by default each row is one segment that ends where [PAD] starts,
+    and the rows are rows 0, 1, … of the split."""
+    tokens_BxL = np.asarray(tokens_BxL, np.int32)
+    if segment_BxL is None:
+        segment_BxL = tokens_BxL != PAD
+    segment_BxL = np.asarray(segment_BxL, np.int32)
+    row_B = np.arange(len(tokens_BxL)) if row is None else np.asarray(row)
+    return {
+        "tokens": tokens_BxL,
+        "segment": segment_BxL,
+        "position": positions(segment_BxL),
+        "row": row_B.astype(np.int32),
+        "epoch": np.broadcast_to(np.int32(epoch), row_B.shape),
+    }
+
+
+def positions(segment_BxL):
+    """Returns int32[B, L]: 0, 1, … anew in every segment, 0 at padding."""
+    position_BxL = np.zeros_like(segment_BxL)
+    for i in range(1, segment_BxL.shape[1]):
+        same_B = segment_BxL[:, i] == segment_BxL[:, i - 1]
+        position_BxL[:, i] = np.where(same_B, position_BxL[:, i - 1] + 1, 0)
+    return position_BxL * (segment_BxL > 0)
+
+
+def tiny_model(**changes):
+    """A model of two layers of width 8; rows of 16 tokens of 12 (V is 128)."""
+    settings = dict(
+        vocab_size=12,
+        row_length=16,
+        num_layers=2,
+        width=8,
+        num_heads=2,
+        mlp_width=16,
+        norm_position="post",
+        position="learned",
+        dropout=0.0,
+        dtype="float32",
+    )
+    return make_model(**settings | changes)
+
+
+def random_params(model, row_length=16, seed=0):
+    """Returns parameters that are all different: zero biases and unit scales, as at
+    initialisation, would hide an error in either."""
+    row = jnp.zeros((1, row_length), jnp.int32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), row, row, row, row)
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0.3, 0.5, leaf.shape), leaf.dtype),
+        shapes["params"],
+    )
+
+
+def hparams(**changes):
+    """Every number that a step traces, weight decay and clipping off."""
+    numbers = config.corruption_hparams(0.4, 1, 0.8, 0.1) | dict(
+        peak_learning_rate=0.1,
+        warmup_steps=0.0,
+        num_steps=100.0,
+        weight_decay=0.0,
+        clip_norm=1e9,
+        b1=0.9,
+        b2=0.99,
+        eps=1e-6,
+    )
+    return jax.tree.map(jnp.asarray, numbers | changes)
+
+
+def make_state(params, optimizer, hparams, seed=0):
+    """Returns the state before the first update."""
+    opt_state = optim.OPTIMIZERS[optimizer](hparams["peak_learning_rate"], hparams)
+    return TrainState(
+        jnp.int32(0), params, opt_state.init(params), jax.random.key(seed), hparams
+    )
+
+
+def compile_train_step(*, corrupt, loss_fn, optimizer, schedule="linear", **settings):
+    """Returns the jitted `train_step(state, batch)`."""
+
+    def rate(update, hparams):
+        return hparams["peak_learning_rate"] * schedules.scale(
+            update,
+            schedule=schedule,
+            warmup_steps=hparams["warmup_steps"],
+            num_steps=hparams["num_steps"],
+        )
+
+    return jit(
+        functools.partial(
+            step.train_step,
+            corrupt=corrupt,
+            loss_fn=loss_fn,
+            optimizer=optim.OPTIMIZERS[optimizer],
+            schedule=rate,
+            **settings,
+        )
+    )
+
+
+def make_corrupt(count="exact", num_slots=16, random_pool="non_special", vocab_size=12):
+    """Returns `corrupt(key, batch, hparams)` for a vocabulary with specials first."""
+    return policy.make_corrupt(
+        count=count,
+        num_slots=num_slots,
+        random_pool=random_pool,
+        mask_id=MASK,
+        is_special_V=is_special(vocab_size),
+    )
