@@ -68,7 +68,7 @@ HEADS = {"full": full_loss, "gathered": gathered_loss, "fused": fused_loss}
 
 
 def make_inputs(batch_size, row_length, width, vocab_size, rate, seed=0):
-    """Returns random arguments of a head, the same number of predictions in each row."""
+    """Returns random arguments of a head, equally many predictions in each row."""
     rng = np.random.default_rng(seed)
     num_slots = max(1, round(rate * row_length))
     order_BxL = rng.permuted(np.tile(np.arange(row_length), (batch_size, 1)), axis=1)
@@ -94,7 +94,7 @@ def temporary_bytes(compiled):
 
 
 def measure(heads, inputs, rounds):
-    """Returns {name: least seconds}; the heads take turns, after one call unmeasured."""
+    """Returns {name: least seconds}; heads take turns, after one call unmeasured."""
     seconds = {name: [] for name in heads}
     for _ in range(rounds + 1):
         for name, head in heads.items():

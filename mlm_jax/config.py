@@ -32,6 +32,7 @@ POSITIVE = Rule("a number above 0", lambda value: 0 < value < float("inf"))
 NON_NEGATIVE = Rule("a number of 0 or more", lambda value: 0 <= value < float("inf"))
 FRACTION = Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)
 RATE = Rule("a number above 0 and up to 1", lambda value: 0 < value <= 1)
+DROPOUT = Rule("a number from 0 to 0.99", lambda value: 0 <= value <= 0.99)
 BELOW_ONE = Rule("a number from 0 to below 1", lambda value: 0 <= value < 1)
 SEED = Rule("an integer from 0 to 4294967295", lambda value: 0 <= value < 2**32)
 RATES = Rule(
@@ -70,7 +71,7 @@ RULES = {
     "model.mlp_width": _at_least(1),
     "model.norm_position": _one_of("post", "pre"),
     "model.position": _one_of("learned"),
-    "model.dropout": BELOW_ONE,
+    "model.dropout": DROPOUT,
     "model.dtype": _one_of("float32", "bfloat16"),
     "optim.name": _one_of("adamw", "sgd"),
     "optim.num_steps": _at_least(1),

@@ -28,9 +28,10 @@ def masked_cross_entropy(
     """Returns (loss sum, number of correct predictions, weighted), both float32.
 
     A slot of weight 0 adds exactly 0 to the sums and to every gradient, whatever its
-    target. Columns of the table from `num_classes` on are padding: probability 0. Sums
-    are float32 for any dtype of `hidden`. A prediction is correct if its target has the
-    largest logit, the first one among equals.
+    target and its hidden vector. Weights are 0 or more and get no gradient. Columns of
+    the table from `num_classes` on are padding: probability 0. Sums are float32 for any
+    dtype of `hidden`. A prediction is correct if its target has the largest logit, the
+    first one among equals.
 
     Under `checkify` a used slot with a target outside [0, num_classes) is an error.
     """
@@ -41,6 +42,7 @@ def masked_cross_entropy(
         f"a target with weight is outside [0, {num_classes})",
     )
     targets_N = jnp.where(is_used_N, targets_N, 0)
+    hidden_NxD = jnp.where(is_used_N[:, None], hidden_NxD, 0)
     return _sums(
         hidden_NxD, table_VxD, bias_V, targets_N, weights_N, num_classes, chunk
     )
@@ -106,7 +108,7 @@ def _chunk(slots, table_VxD, bias_V, num_classes):
     max_C = logits_CxV.max(1)
     log_z_C = max_C + jnp.log(jnp.exp(logits_CxV - max_C[:, None]).sum(1))
     target_logit_C = jnp.take_along_axis(logits_CxV, targets_C[:, None], 1)[:, 0]
-    loss_C = jnp.where(weights_C > 0, weights_C * (log_z_C - target_logit_C), 0)
+    loss_C = weights_C * (log_z_C - target_logit_C)
     is_correct_C = jnp.argmax(logits_CxV, 1) == targets_C
 
     p_CxV = jnp.exp(logits_CxV - log_z_C[:, None])

@@ -1,6 +1,12 @@
-"""Eight simulated devices, and every silent broadcast an error."""
+"""Eight simulated devices, every silent broadcast an error, and quick compilation."""
 
-import jax
+import os
+
+# Compiling is most of what a test costs, and LLVM's optimiser most of compiling. Tests
+# that start the commands run them as users do.
+os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+
+import jax  # noqa: E402
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)

@@ -14,10 +14,6 @@ from mlm_jax.state import TrainState
 PAD, UNK, CLS, SEP, MASK = range(5)
 NUM_SPECIAL = 5
 
-# Compiling is what tests spend their time on, and random bits are the slowest to
-# compile: without optimisation it takes a third of the time.
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-
 
 def is_special(vocab_size, special_ids=range(NUM_SPECIAL)):
     """Returns bool[V]."""
@@ -113,7 +109,7 @@ def compile_train_step(*, corrupt, loss_fn, optimizer, schedule="linear", **sett
             num_steps=hparams["num_steps"],
         )
 
-    return jit(
+    return jax.jit(
         functools.partial(
             step.train_step,
             corrupt=corrupt,

@@ -36,7 +36,7 @@ REFUSED = [
     ("data.batch_size=ten", ["'ten'", "an integer"]),
     ("data.row_length=70000", ["row_length = 70000", "65535"]),
     ("model.num_heads=3", ["config.model.width = 64", "63 or 66"]),
-    ("model.dropout=1", ["config.model.dropout", "below 1"]),
+    ("model.dropout=1", ["config.model.dropout", "0 to 0.99"]),
     ("eval.rates=()", ["config.eval.rates", "such as (0.15, 0.4)"]),
     ("eval.rates=(0.15,0)", ["config.eval.rates = (0.15, 0)"]),
     ("eval.fill_mask=('no mask',)", ["config.eval.fill_mask", "[MASK]"]),

@@ -65,7 +65,7 @@ def test_b70_each_row_counts_exactly_once(num_rows, batch_size, devices):
     rows = FakeRows(num_rows)
     sums = sums_of(rows, batch_size, devices)
     maskable_N = (rows.read(np.arange(num_rows))["tokens"] > 4).sum(1)
-    predictions_N = np.maximum(np.floor(0.15 * maskable_N + 0.5), 1)
+    predictions_N = np.maximum(np.round(0.15 * maskable_N), 1)
     assert sums["num_masked"] == predictions_N.sum()
     assert sums["num_maskable"] == maskable_N.sum()
     alone = sums_of(rows, num_rows)

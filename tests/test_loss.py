@@ -13,7 +13,6 @@ from tests.helpers import (
     CLS,
     compile_train_step,
     hparams,
-    jit,
     make_batch,
     make_corrupt,
     make_state,
@@ -40,7 +39,7 @@ def value_and_grads(
     return (value, correct), grads
 
 
-fused = jit(value_and_grads, static_argnames=("num_classes", "chunk"))
+fused = jax.jit(value_and_grads, static_argnames=("num_classes", "chunk"))
 
 
 def reference(hidden_NxD, table_VxD, bias_V, targets_N, weights_N):
@@ -213,7 +212,7 @@ def test_the_cotangent_enters_once():
         )
         return factor * value
 
-    grad_fn = jit(jax.grad(scaled, argnums=(0, 1, 2, 3)))
+    grad_fn = jax.jit(jax.grad(scaled, argnums=(0, 1, 2, 3)))
     single = grad_fn(hidden_NxD, *others[:2], 1.0)
     triple = grad_fn(hidden_NxD, *others[:2], 3.0)
     for one, three in zip(single[:3], triple[:3], strict=True):
@@ -362,7 +361,7 @@ def checked_error(label, weight, num_classes=4):
             hidden_NxD, table_VxD, bias_V, targets_N, weights_N, num_classes=num_classes
         )
 
-    checked = jit(checkify.checkify(value, errors=checkify.user_checks))
+    checked = jax.jit(checkify.checkify(value, errors=checkify.user_checks))
     error, _ = checked(jnp.array([0, label]), jnp.array([1.0, weight]))
     return error.get()
 
@@ -435,8 +434,8 @@ def test_a_population_equals_its_members():
             hidden_NxD, table_VxD, bias_V, targets_N, weights_N, num_classes=11, chunk=4
         )
 
-    together = jit(jax.vmap(apart))(*stacked[:3])
-    alone = jit(apart)
+    together = jax.jit(jax.vmap(apart))(*stacked[:3])
+    alone = jax.jit(apart)
     for member, (hidden_NxD, table_VxD, bias_V, *_) in enumerate(members):
         want = alone(hidden_NxD, table_VxD, bias_V)
         jax.tree.map(

@@ -12,7 +12,6 @@ from mlm_jax import optim, schedules
 from tests.helpers import (
     compile_train_step,
     hparams,
-    jit,
     make_state,
     random_params,
     tiny_model,
@@ -67,7 +66,7 @@ def test_b46_exactly_kernels_and_embeddings_decay(optimizer, norm_position):
     """Zero gradients, learning rate 1, weight decay 0.1: minus 10% or nothing."""
     params = random_params(tiny_model(norm_position=norm_position))
 
-    @jit
+    @jax.jit
     def update(params):
         transform = optim.OPTIMIZERS[optimizer](1.0, hparams(weight_decay=0.1))
         zeros = jax.tree.map(jnp.zeros_like, params)
@@ -90,7 +89,7 @@ def scales(schedule, warmup_steps, num_steps, last=None):
     """Returns the scale at 0, 1, … num_steps, computed with traced durations."""
     updates = jnp.arange((last or num_steps) + 1)
 
-    @jit
+    @jax.jit
     def scale(warmup_steps, num_steps):
         return schedules.scale(
             updates,
@@ -271,7 +270,7 @@ def test_adamw_equals_the_reference_over_ten_steps_and_compiles_once():
     rates = np.linspace(0.3, 0.01, 10)
     num_traces = 0
 
-    @jit
+    @jax.jit
     def update(params, opt_state, grads, rate, numbers):
         nonlocal num_traces
         num_traces += 1

@@ -48,6 +48,7 @@ def start(workdir, shared, **overrides):
         cwd=ROOT,
         env=os.environ
         | {
+            "XLA_FLAGS": "",  # the real program, not the quickly compiled one of tests
             "JAX_PLATFORMS": "cpu",
             "JAX_COMPILATION_CACHE_DIR": str(shared / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

@@ -42,21 +42,24 @@ def gelu(x):
     """The exact GELU, x Phi(x) (Hendrycks & Gimpel 2016), through erf.
 
     The derivative is given because JAX 0.12's own, through its `polynomial` primitive,
-    is refused by shard_map's replication check.
+    is refused by shard_map's replication check. Computed in float32: in bfloat16 the
+    sum 1 + erf would lose the negative side.
     """
-    return x * _normal_cdf(x)
+    return _gelu(x.astype(jnp.float32))[0].astype(x.dtype)
 
 
 @gelu.defjvp
 def _gelu_jvp(primals, tangents):
     (x,), (dx,) = primals, tangents
+    y, dy_dx = _gelu(x.astype(jnp.float32))
+    return y.astype(x.dtype), dy_dx.astype(x.dtype) * dx
+
+
+def _gelu(x):
+    """Returns (x Phi(x), its derivative Phi(x) + x phi(x))."""
+    cdf = (1 + jax.lax.erf(x / math.sqrt(2))) / 2
     density = jnp.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-    cdf = _normal_cdf(x)
-    return x * cdf, (cdf + x * density) * dx
-
-
-def _normal_cdf(x):
-    return (1 + jax.lax.erf(x / math.sqrt(2))) / 2
+    return x * cdf, cdf + x * density
 
 
 class MLP(nn.Module):
