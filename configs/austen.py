@@ -17,6 +17,8 @@ def get_config():
     c.model.num_heads = 4
     c.model.mlp_width = 1024
     c.model.norm_position = "pre"
+    # Learned positions stay at the unigram loss for the first million tokens and more.
+    c.model.position = "rotary"
     c.model.dropout = 0.0
     c.optim.num_steps = 1500
     c.optim.peak_learning_rate = 1e-3

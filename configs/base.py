@@ -56,7 +56,7 @@ def get_config():
     c.model.num_heads = 12
     c.model.mlp_width = 3072
     c.model.norm_position = "post"  # post (BERT), pre
-    c.model.position = "learned"
+    c.model.position = "learned"  # learned (BERT), rotary
     c.model.dropout = 0.1
     c.model.dtype = "float32"  # of the computation; parameters are always float32
 

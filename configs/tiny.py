@@ -18,6 +18,7 @@ def get_config():
     c.model.num_heads = 2
     c.model.mlp_width = 256
     c.model.norm_position = "pre"
+    c.model.position = "rotary"
     c.optim.num_steps = 300
     c.optim.peak_learning_rate = 3e-3
     c.optim.warmup_steps = 30

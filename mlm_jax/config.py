@@ -70,7 +70,7 @@ RULES = {
     "model.num_heads": _at_least(1),
     "model.mlp_width": _at_least(1),
     "model.norm_position": _one_of("post", "pre"),
-    "model.position": _one_of("learned"),
+    "model.position": _one_of("learned", "rotary"),
     "model.dropout": DROPOUT,
     "model.dtype": _one_of("float32", "bfloat16"),
     "optim.name": _one_of("adamw", "sgd"),
@@ -125,7 +125,10 @@ def check(c):
             f"config.optim.warmup_steps = {c.optim.warmup_steps}; expected at most "
             f"config.optim.num_steps = {c.optim.num_steps}."
         )
-    _check_multiple("model.width", c.model.width, "model.num_heads", c.model.num_heads)
+    heads = c.model.num_heads
+    _check_multiple("model.width", c.model.width, "model.num_heads", heads)
+    if c.model.position == "rotary":  # turns pairs of a head's units
+        _check_multiple("model.width", c.model.width, "2 x model.num_heads", 2 * heads)
 
 
 def check_devices(c, num_devices):

@@ -117,10 +117,10 @@ def _chunk(slots, table_VxD, bias_V, num_classes):
 
 
 def _split(hidden_NxD, targets_N, weights_N, chunk):
-    """Pads the slots to whole chunks with weight 0 and stacks the chunks."""
+    """Stacks equal chunks of at most `chunk` slots, filled up with weight 0."""
     num_slots = len(targets_N)
-    chunk = min(chunk, num_slots)
     num_chunks = -(-num_slots // chunk)
+    chunk = -(-num_slots // num_chunks)
 
     def stack(x):
         padding = [(0, num_chunks * chunk - num_slots)] + [(0, 0)] * (x.ndim - 1)

@@ -173,7 +173,15 @@ def reference_dense(x, p):
     return x @ p["kernel"] + p["bias"]
 
 
-def reference_attention(x_LxD, p, segment_L, num_heads):
+def reference_rotation(x_LxK, position_L):
+    """Units k and k + K/2 are a complex number, turned by position x 10000^(-2k/K)."""
+    half = x_LxK.shape[1] // 2
+    angle = position_L[:, None] * 10_000.0 ** (-np.arange(half) / half)
+    turned = (x_LxK[:, :half] + 1j * x_LxK[:, half:]) * np.exp(1j * angle)
+    return np.concatenate([turned.real, turned.imag], axis=1)
+
+
+def reference_attention(x_LxD, p, segment_L, rotary_L, num_heads):
     width = x_LxD.shape[1]
     query, key, value = (
         reference_dense(x_LxD, p[n]) for n in ("query", "key", "value")
@@ -182,6 +190,9 @@ def reference_attention(x_LxD, p, segment_L, num_heads):
     size = width // num_heads
     for head in range(num_heads):
         of_head = slice(head * size, (head + 1) * size)
+        if rotary_L is not None:
+            query[:, of_head] = reference_rotation(query[:, of_head], rotary_L)
+            key[:, of_head] = reference_rotation(key[:, of_head], rotary_L)
         for i in range(len(x_LxD)):
             seen = np.flatnonzero(segment_L == segment_L[i])
             scores = key[seen, of_head] @ query[i, of_head] / np.sqrt(size)
@@ -198,13 +209,20 @@ def reference_mlp(x, p):
 def reference_encoder(params, tokens_L, segment_L, position_L, norm_position):
     """One row, one layer after the other: BERT's block, or the pre-LN one."""
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
-    x = p["embed"]["embedding"][tokens_L] + p["position_embed"]["embedding"][position_L]
+    x = p["embed"]["embedding"][tokens_L]
+    is_learned = "position_embed" in p
+    if is_learned:
+        x = x + p["position_embed"]["embedding"][position_L]
     if norm_position == "post":
         x = reference_norm(x, p["embed_norm"])
     for layer in range(2):
         block = jax.tree.map(lambda leaf, layer=layer: leaf[layer], p["blocks"])
         attend = functools.partial(
-            reference_attention, p=block["attention"], segment_L=segment_L, num_heads=2
+            reference_attention,
+            p=block["attention"],
+            segment_L=segment_L,
+            rotary_L=None if is_learned else position_L,
+            num_heads=2,
         )
         if norm_position == "post":
             x = reference_norm(x + attend(x), block["attention_norm"])
@@ -220,14 +238,16 @@ def reference_head(params, x_MxD):
     return reference_norm(reference_gelu(reference_dense(x_MxD, p["dense"])), p["norm"])
 
 
+@pytest.mark.parametrize("position", ["learned", "rotary"])
 @pytest.mark.parametrize("norm_position", NORM_POSITIONS)
-def test_encoder_and_head_equal_the_reference(norm_position):
+def test_encoder_and_head_equal_the_reference(norm_position, position):
     """The layers of the scan, unstacked by hand, and the gather for the head."""
     batch = random_batch(3)
     predict_BxM = np.array([[7, 2, 2], [0, 15, 4], [9, 10, 1]])
-    _, params = model_and_params(norm_position)
-    x_BxLxD = encode(batch, norm_position)
-    hidden_BxMxD, table_VxD, bias_V = compile_model(norm_position)(
+    _, params = model_and_params(norm_position, position=position)
+    assert ("position_embed" in params["encoder"]) == (position == "learned")
+    x_BxLxD = encode(batch, norm_position, position=position)
+    hidden_BxMxD, table_VxD, bias_V = compile_model(norm_position, position=position)(
         params, batch, predict_BxM
     )
     for row in range(3):

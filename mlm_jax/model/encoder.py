@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mlm_jax.model.attention import SelfAttention, segment_mask
+from mlm_jax.model.attention import SelfAttention, rotation, segment_mask
 from mlm_jax.model.layers import MLP, dropout, init_weights, layer_norm
 
 
@@ -28,7 +28,7 @@ class Block(nn.Module):
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, x_NxD, keys_B, mask_Bx1xLxL):
+    def __call__(self, x_NxD, keys_B, mask_Bx1xLxL, cos_sin):
         attention = SelfAttention(self.num_heads, self.dtype, name="attention")
         mlp = MLP(self.mlp_width, self.dtype, name="mlp")
         attention_norm = layer_norm("attention_norm", self.dtype)
@@ -36,12 +36,12 @@ class Block(nn.Module):
         keys = (None, None) if keys_B is None else _split(keys_B, 2)
 
         if self.norm_position == "post":
-            y_NxD = attention(x_NxD, mask_Bx1xLxL)
+            y_NxD = attention(x_NxD, mask_Bx1xLxL, cos_sin)
             x_NxD = attention_norm(x_NxD + dropout(keys[0], y_NxD, self.dropout))
             y_NxD = mlp(x_NxD)
             x_NxD = mlp_norm(x_NxD + dropout(keys[1], y_NxD, self.dropout))
         else:
-            y_NxD = attention(attention_norm(x_NxD), mask_Bx1xLxL)
+            y_NxD = attention(attention_norm(x_NxD), mask_Bx1xLxL, cos_sin)
             x_NxD = x_NxD + dropout(keys[0], y_NxD, self.dropout)
             y_NxD = mlp(mlp_norm(x_NxD))
             x_NxD = x_NxD + dropout(keys[1], y_NxD, self.dropout)
@@ -50,6 +50,9 @@ class Block(nn.Module):
 
 class Encoder(nn.Module):
     """Tokens to contextual vectors.
+
+    Positions are `learned` (a table, added to the tokens) or `rotary` (queries and keys
+    are turned); they count from the start of a segment.
 
     `tokens`, `segment` and `position` are int32[B, L]; `keys_B` holds a dropout key for
     each row, or is None for no dropout. Returns float[B, L, D].
@@ -62,6 +65,7 @@ class Encoder(nn.Module):
     num_heads: int
     mlp_width: int
     norm_position: str
+    position: str
     dropout: float
     dtype: jnp.dtype
 
@@ -69,9 +73,10 @@ class Encoder(nn.Module):
         self.embed = nn.Embed(
             self.vocab_size, self.width, embedding_init=init_weights, name="embed"
         )
-        self.position_embed = nn.Embed(
-            self.max_length, self.width, embedding_init=init_weights
-        )
+        if self.position == "learned":
+            self.position_embed = nn.Embed(
+                self.max_length, self.width, embedding_init=init_weights
+            )
         if self.norm_position == "post":
             self.embed_norm = layer_norm("embed_norm", self.dtype)
         else:
@@ -80,7 +85,7 @@ class Encoder(nn.Module):
             Block,
             variable_axes={"params": 0},
             split_rngs={"params": True},
-            in_axes=(0, nn.broadcast),
+            in_axes=(0, nn.broadcast, nn.broadcast),
             length=self.num_layers,
         )(
             num_heads=self.num_heads,
@@ -91,7 +96,12 @@ class Encoder(nn.Module):
         )
 
     def __call__(self, tokens_BxL, segment_BxL, position_BxL, keys_B=None):
-        x_BxLxD = self.embed(tokens_BxL) + self.position_embed(position_BxL)
+        x_BxLxD = self.embed(tokens_BxL)
+        cos_sin = None
+        if self.position == "learned":
+            x_BxLxD = x_BxLxD + self.position_embed(position_BxL)
+        else:
+            cos_sin = rotation(position_BxL, self.width // self.num_heads)
         x_NxD = x_BxLxD.reshape(-1, self.width)
         if self.norm_position == "post":
             x_NxD = self.embed_norm(x_NxD)
@@ -100,7 +110,8 @@ class Encoder(nn.Module):
             site_keys = _split(keys_B, self.num_layers + 1)
             embed_keys, block_keys = site_keys[0], site_keys[1:]
         x_NxD = dropout(embed_keys, x_NxD, self.dropout).astype(self.dtype)
-        x_NxD, _ = self.blocks(x_NxD, block_keys, segment_mask(segment_BxL))
+        mask_Bx1xLxL = segment_mask(segment_BxL)
+        x_NxD, _ = self.blocks(x_NxD, block_keys, mask_Bx1xLxL, cos_sin)
         if self.norm_position == "pre":
             x_NxD = self.final_norm(x_NxD)
         return x_NxD.reshape(x_BxLxD.shape)

@@ -54,8 +54,6 @@ def make_model(
     dtype,
 ):
     """Returns the model of the config's `model` section."""
-    if position != "learned":
-        raise ValueError(f"position={position!r}; expected 'learned'.")
     encoder = Encoder(
         vocab_size=padded_vocab_size(vocab_size),
         max_length=row_length,
@@ -64,6 +62,7 @@ def make_model(
         num_heads=num_heads,
         mlp_width=mlp_width,
         norm_position=norm_position,
+        position=position,
         dropout=dropout,
         dtype=jnp.dtype(dtype),
     )
