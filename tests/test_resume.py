@@ -174,7 +174,7 @@ def test_b67_the_last_step_is_saved_off_the_interval(tmp_path, shared):
 
 def test_another_config_is_refused_by_field(whole, shared):
     output = train(whole, shared, code=2, **{"corruption.rate": 0.4})
-    assert "corruption.rate: 0.15 -> 0.4" in output
+    assert "corruption.rate: 0.3 -> 0.4" in output
 
 
 def test_each_step_is_logged_once(whole):
@@ -184,7 +184,7 @@ def test_each_step_is_logged_once(whole):
     assert [step for step, is_eval in keys if is_eval] == [0, 4, 8]
     for line in lines(whole):
         assert line["step"] in (0, 4, 8) or line["train/mask_rate"] == pytest.approx(
-            0.15, abs=0.03
+            0.3, abs=0.03
         )
 
 
