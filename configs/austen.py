@@ -2,7 +2,9 @@
 
     python -m mlm_jax.train --config=configs/austen.py --workdir=runs/austen
 
-RESULT
+1.5 million parameters; about nine minutes on two CPU cores (14,000 tokens a second).
+Held-out loss 3.655 at 15% (the unigram entropy there is 6.018), accuracy 34.0%, and
+still falling.
 """
 
 from configs import base

@@ -59,7 +59,7 @@ def restore_latest(workdir, abstract_state=None):
     if not directory.is_dir():
         raise CheckpointError(f"{workdir} holds no checkpoint yet.")
     with ocp.CheckpointManager(
-        directory, options=ocp.CheckpointManagerOptions(read_only=True)
+        directory, options=ocp.CheckpointManagerOptions(create=False)
     ) as manager:
         step = manager.latest_step()
         if step is None:
