@@ -95,7 +95,7 @@ def temporary_bytes(compiled):
 
 def measure(heads, inputs, rounds):
     """Returns {name: least seconds}; heads take turns, after one call unmeasured."""
-    seconds = {name: [] for name in heads}
+    seconds: dict[str, list[float]] = {name: [] for name in heads}
     for _ in range(rounds + 1):
         for name, head in heads.items():
             begin = time.perf_counter()
