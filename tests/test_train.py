@@ -15,12 +15,15 @@ from mlm_jax import checkpoint, metrics, train
 from mlm_jax.errors import NonFiniteError
 
 ROOT = pathlib.Path(__file__).parents[1]
-# An import of TensorFlow anywhere on the path would end the run.
-BLOCK_TENSORFLOW = """\
+# Says so, should anything on the path import a TensorFlow that happens to be there.
+WATCH_TENSORFLOW = """\
 import runpy, sys
-sys.modules["tensorflow"] = None
 sys.argv = ["train", *sys.argv[1:]]
-runpy.run_module("mlm_jax.train", run_name="__main__")
+try:
+    runpy.run_module("mlm_jax.train", run_name="__main__")
+finally:
+    if "tensorflow" in sys.modules:
+        raise SystemExit("TensorFlow was imported")
 """
 
 
@@ -40,7 +43,7 @@ def tiny_run(tmp_path_factory):
     """`configs/tiny.py` to its end."""
     workdir = tmp_path_factory.mktemp("tiny") / "run"
     result = run(
-        ["-c", BLOCK_TENSORFLOW],
+        ["-c", WATCH_TENSORFLOW],
         "--config=configs/tiny.py",
         f"--workdir={workdir}",
         f"--config.data.cache_dir={workdir.parent / 'cache'}",
