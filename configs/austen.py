@@ -7,10 +7,10 @@ Held-out loss 3.655 at 15% (the unigram entropy there is 6.018), accuracy 34.0%,
 still falling.
 """
 
-from configs import base
+from configs import base, presets
 
 
-def get_config():
+def get_config(preset=""):
     c = base.get_config()
     c.tokenizer.vocab_size = 8192
     c.data.batch_size = 16
@@ -39,4 +39,4 @@ def get_config():
         "He was a [MASK] of large fortune.",
         "They walked in the [MASK] after dinner.",
     )
-    return c
+    return presets.apply(c, preset)

@@ -38,8 +38,33 @@ def get_config():
     )
 
     c.corruption = ml_collections.ConfigDict()
-    c.corruption.strategy = "token"  # what is hidden as a whole
-    c.corruption.rate = 0.15  # share of the ordinary tokens that is predicted
+    # Hidden as a whole: token, word, span (of words), ngram (p(n) ~ 1/n), pmi.
+    c.corruption.strategy = "token"
+    # Words in a span: geometric (SpanBERT's p = 0.2, at most 10), uniform or inverse,
+    # from span_min to span_max; those two are equal for a fixed number.
+    c.corruption.span_lengths = "geometric"
+    c.corruption.span_p = 0.2
+    c.corruption.span_min = 1
+    c.corruption.span_max = 10
+    c.corruption.ngram_max = 3  # ALBERT's
+    # For pmi: a list made by mine_collocations, or any file of one collocation a line.
+    c.corruption.collocations = placeholder(str)
+    c.corruption.rate = (
+        0.15  # share of the ordinary tokens that is hidden and predicted
+    )
+    # The rate may go to another one between two shares of the training.
+    c.corruption.schedule = "constant"  # constant, linear, cosine, step
+    c.corruption.final_rate = placeholder(float)
+    c.corruption.schedule_begin = 0.0
+    c.corruption.schedule_end = 1.0
+    # Or each row draws its own, uniformly from (low, high); () for no such draw.
+    c.corruption.row_rate = ()
+    c.corruption.weighting = "equal"  # of predictions: equal, inverse_rate (diffusion)
+    # Wettig et al. 2023 tell what is hidden from what is predicted.
+    c.corruption.corruption_rate = placeholder(float)  # None: `rate`
+    c.corruption.prediction_rate = placeholder(float)  # None: all that is hidden
+    # More predictions than hidden tokens: views of a row with other tokens hidden.
+    c.corruption.views = 1
     # What stands at a predicted position: [MASK], a random token, else the token.
     c.corruption.mask_frac = 0.8
     c.corruption.random_frac = 0.1
@@ -48,7 +73,17 @@ def get_config():
     c.corruption.count = "stochastic"
     c.corruption.min_predictions = 1  # in a row with anything to hide
     # full_vocab also draws special tokens, as BERT and Hugging Face do.
-    c.corruption.random_pool = "non_special"
+    # Which tokens are hidden more often: uniform, inverse_frequency, running_loss (what
+    # the model finds hard); weights are raised to a power.
+    c.corruption.token_weights = "uniform"
+    c.corruption.weight_power = 1.0
+    c.corruption.token_loss_decay = 0.99  # of the running loss, a prediction's update
+    c.corruption.random_pool = "non_special"  # non_special, full_vocab, unigram
+    c.corruption.replacement_unit = (
+        "token"  # one draw of mask/random/keep a token, unit
+    )
+    c.corruption.dynamic = True  # new masks each epoch; else `duplicates` masks a row
+    c.corruption.duplicates = 10  # BERT's
 
     c.model = ml_collections.ConfigDict()
     c.model.num_layers = 12

@@ -9,10 +9,10 @@ masked-LM perplexity near 4 at 15% (Devlin et al. 2019, table 6, reports 3.99 fo
 layers of width 768).
 """
 
-from configs import base
+from configs import base, presets
 
 
-def get_config():
+def get_config(preset=""):
     c = base.get_config()
     c.data.source = "tfds:wikipedia/20230601.en"
     c.data.row_length = 512
@@ -20,4 +20,4 @@ def get_config():
     c.model.dtype = "bfloat16"
     c.eval.num_rows = 4096
     c.eval.batch_size = 256
-    return c
+    return presets.apply(c, preset)

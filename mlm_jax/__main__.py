@@ -7,10 +7,16 @@ train      trains a masked language model, or resumes it
   python -m mlm_jax.train --config=configs/tiny.py --workdir=runs/tiny
 fill_mask  fills the [MASK]s of a sentence with a trained model
   python -m mlm_jax.fill_mask --workdir=runs/tiny "The [MASK] was dark."
+show_masks shows what a corruption policy hides, as text or as a page
+  python -m mlm_jax.show_masks --config=configs/tiny.py --html=masks.html
+mine_collocations  makes the list that PMI masking reads
+  python -m mlm_jax.mine_collocations --config=configs/tiny.py --output=pmi.txt
+diff_ledgers  finds the first step at which two runs hid different tokens
+  python -m mlm_jax.diff_ledgers runs/a runs/b
 check      shows a run's newest checkpoint and its digest
   python -m mlm_jax.check --workdir=runs/tiny
-benchmark  measures the loss head against full logits
-  python -m mlm_jax.benchmark"""
+benchmark  measures parts of a step
+  python -m mlm_jax.benchmark --part=loss_head"""
 
 if __name__ == "__main__":
     print(COMMANDS)

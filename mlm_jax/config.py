@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
+from mlm_jax.corruption import settings
 from mlm_jax.errors import InputError
 
 
@@ -32,6 +33,18 @@ POSITIVE = Rule("a number above 0", lambda value: 0 < value < float("inf"))
 NON_NEGATIVE = Rule("a number of 0 or more", lambda value: 0 <= value < float("inf"))
 FRACTION = Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)
 RATE = Rule("a number above 0 and up to 1", lambda value: 0 < value <= 1)
+OPTIONAL_RATE = Rule(
+    "None, or a number above 0 and up to 1",
+    lambda value: value is None or RATE.holds(value),
+)
+ROW_RATE = Rule(
+    "() or two numbers (low, high), above 0 and up to 1",
+    lambda pair: len(pair) == 0 or (len(pair) == 2 and 0 < pair[0] <= pair[1] <= 1),
+)
+WORDS = Rule(
+    f"an integer from 1 to {settings.MAX_WORDS}",
+    lambda value: 1 <= value <= settings.MAX_WORDS,
+)
 DROPOUT = Rule("a number from 0 to 0.99", lambda value: 0 <= value <= 0.99)
 BELOW_ONE = Rule("a number from 0 to below 1", lambda value: 0 <= value < 1)
 SEED = Rule("an integer from 0 to 4294967295", lambda value: 0 <= value < 2**32)
@@ -58,13 +71,33 @@ RULES = {
     "data.batch_size": _at_least(1),
     "tokenizer.kind": _one_of("wordpiece", "bpe", "unigram"),
     "tokenizer.vocab_size": _at_least(16),
-    "corruption.strategy": _one_of("token"),
+    "corruption.strategy": _one_of("token", "word", "span", "ngram", "pmi"),
+    "corruption.span_lengths": _one_of(*settings.LENGTHS),
+    "corruption.span_p": Rule("above 0 and below 1", lambda value: 0 < value < 1),
+    "corruption.span_min": WORDS,
+    "corruption.span_max": WORDS,
+    "corruption.ngram_max": WORDS,
     "corruption.rate": RATE,
+    "corruption.final_rate": OPTIONAL_RATE,
+    "corruption.schedule": _one_of(*settings.SCHEDULES),
+    "corruption.schedule_begin": FRACTION,
+    "corruption.schedule_end": FRACTION,
+    "corruption.row_rate": ROW_RATE,
+    "corruption.weighting": _one_of("equal", "inverse_rate"),
+    "corruption.corruption_rate": OPTIONAL_RATE,
+    "corruption.prediction_rate": OPTIONAL_RATE,
+    "corruption.views": _at_least(1),
     "corruption.mask_frac": FRACTION,
     "corruption.random_frac": FRACTION,
     "corruption.count": _one_of("exact", "stochastic", "bernoulli"),
     "corruption.min_predictions": _at_least(0),
-    "corruption.random_pool": _one_of("non_special", "full_vocab"),
+    "corruption.token_weights": _one_of("uniform", "inverse_frequency", "running_loss"),
+    "corruption.weight_power": NON_NEGATIVE,
+    "corruption.token_loss_decay": BELOW_ONE,
+    "corruption.random_pool": _one_of("non_special", "full_vocab", "unigram"),
+    "corruption.replacement_unit": _one_of("token", "unit"),
+    "corruption.dynamic": Rule("true or false", lambda value: value in (True, False)),
+    "corruption.duplicates": _at_least(1),
     "model.num_layers": _at_least(1),
     "model.width": _at_least(1),
     "model.num_heads": _at_least(1),
@@ -120,6 +153,7 @@ def check(c):
                 f"config.{section}.mask_frac + config.{section}.random_frac = "
                 f"{total:g}; together they may be at most 1 (the rest is kept)."
             )
+    settings.check(c.corruption)
     if c.optim.warmup_steps > c.optim.num_steps:
         raise InputError(
             f"config.optim.warmup_steps = {c.optim.warmup_steps}; expected at most "
@@ -167,13 +201,8 @@ def _check_multiple(name, value, divisor_name, divisor):
 
 def hparams(c):
     """The numbers that a step traces: changing one never recompiles."""
-    corruption, optim = c.corruption, c.optim
-    return corruption_hparams(
-        corruption.rate,
-        corruption.min_predictions,
-        corruption.mask_frac,
-        corruption.random_frac,
-    ) | {
+    optim = c.optim
+    return settings.hparams(c.corruption) | {
         "peak_learning_rate": np.float32(optim.peak_learning_rate),
         "warmup_steps": np.float32(optim.warmup_steps),
         "num_steps": np.float32(optim.num_steps),
@@ -182,15 +211,6 @@ def hparams(c):
         "b1": np.float32(optim.b1),
         "b2": np.float32(optim.b2),
         "eps": np.float32(optim.eps),
-    }
-
-
-def corruption_hparams(rate, min_predictions, mask_frac, random_frac):
-    return {
-        "rate": np.float32(rate),
-        "min_predictions": np.int32(min_predictions),
-        "mask_frac": np.float32(mask_frac),
-        "random_frac": np.float32(random_frac),
     }
 
 

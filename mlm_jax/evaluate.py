@@ -11,14 +11,15 @@ def evaluate(eval_step, params, batches, key, hparams):
     """
     # All batches are in flight before the first result is waited for.
     sums = [eval_step(params, batch, key, hparams) for batch in batches]
-    total = jax.tree.map(
-        lambda *leaves: sum(map(_exact, leaves)), *jax.device_get(sums)
-    )
+    total = jax.tree.map(_exact_sum, *jax.device_get(sums))
     return total | {"mask_hash": total["mask_hash"] % 2**32}
 
 
-def _exact(leaf):
-    return int(leaf) if np.issubdtype(leaf.dtype, np.integer) else float(leaf)
+def _exact_sum(*leaves):
+    """In 64 bits, whatever the device counted in."""
+    is_integer = np.issubdtype(leaves[0].dtype, np.integer)
+    dtype = np.int64 if is_integer else np.float64
+    return np.sum(leaves, axis=0, dtype=dtype).tolist()
 
 
 def unigram_entropy(batches, is_special_V):

@@ -25,7 +25,10 @@ CHUNK = 256
 def masked_cross_entropy(
     hidden_NxD, table_VxD, bias_V, targets_N, weights_N, *, num_classes, chunk=CHUNK
 ):
-    """Returns (loss sum, number of correct predictions, weighted), both float32.
+    """Returns (loss sum, (number of correct predictions, `losses_N`)), all float32.
+
+    Loss and number are weighted; `losses_N` are the bare losses, 0 in unused slots.
+    Only the loss sum has a gradient.
 
     A slot of weight 0 adds exactly 0 to the sums and to every gradient, whatever its
     target and its hidden vector. Weights are 0 or more and get no gradient. Columns of
@@ -51,14 +54,14 @@ def masked_cross_entropy(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
 def _sums(hidden_NxD, table_VxD, bias_V, targets_N, weights_N, num_classes, chunk):
     def add(sums, slots):
-        return jax.tree.map(jnp.add, sums, _chunk(slots, table, bias_V, num_classes)[0])
+        new_sums, losses_C, _ = _chunk(slots, table, bias_V, num_classes)
+        return jax.tree.map(jnp.add, sums, new_sums), losses_C
 
     table = table_VxD.astype(hidden_NxD.dtype)
     chunks = _split(hidden_NxD, targets_N, weights_N, chunk)
     zero = jnp.zeros_like(weights_N, shape=())
-    return lax.scan(lambda sums, slots: (add(sums, slots), None), (zero, zero), chunks)[
-        0
-    ]
+    (loss, num_correct), losses = lax.scan(add, (zero, zero), chunks)
+    return loss, (num_correct, losses.reshape(-1)[: len(targets_N)])
 
 
 def _sums_forward(
@@ -69,25 +72,28 @@ def _sums_forward(
     def add(carry, slots):
         sums, d_table_VxD, d_bias_V = carry
         hidden_CxD = slots[0]
-        new_sums, d_logits_CxV = _chunk(slots, table, bias_V, num_classes)
+        new_sums, losses_C, d_logits_CxV = _chunk(slots, table, bias_V, num_classes)
         d_bias_V = d_bias_V + d_logits_CxV.sum(0)
         d_logits_CxV = d_logits_CxV.astype(hidden_CxD.dtype)
         d_hidden_CxD = d_logits_CxV @ table
         d_table_VxD = d_table_VxD + _dot(d_logits_CxV, hidden_CxD, contract=(0, 0))
         sums = jax.tree.map(jnp.add, sums, new_sums)
-        return (sums, d_table_VxD, d_bias_V), d_hidden_CxD
+        return (sums, d_table_VxD, d_bias_V), (d_hidden_CxD, losses_C)
 
     chunks = _split(hidden_NxD, targets_N, weights_N, chunk)
     # zeros_like, not zeros: under shard_map it is as per-device as its model.
     zero = jnp.zeros_like(weights_N, shape=())
     zeros = jnp.zeros_like(table_VxD), jnp.zeros_like(bias_V)
-    (sums, *d_shared), d_hidden = lax.scan(add, ((zero, zero), *zeros), chunks)
+    carry, per_chunk = lax.scan(add, ((zero, zero), *zeros), chunks)
+    (loss, num_correct), *d_shared = carry
+    d_hidden, losses = per_chunk
     d_hidden_NxD = d_hidden.reshape(-1, hidden_NxD.shape[1])[: len(hidden_NxD)]
-    return sums, (d_hidden_NxD, *d_shared)
+    losses_N = losses.reshape(-1)[: len(targets_N)]
+    return (loss, (num_correct, losses_N)), (d_hidden_NxD, *d_shared)
 
 
 def _sums_backward(num_classes, chunk, gradients, cotangents):
-    d_loss, _ = cotangents  # the number of correct predictions has no gradient
+    d_loss, _ = cotangents
     d_hidden_NxD, d_table_VxD, d_bias_V = gradients
     d_hidden_NxD = d_hidden_NxD * d_loss.astype(d_hidden_NxD.dtype)
     return d_hidden_NxD, d_table_VxD * d_loss, d_bias_V * d_loss, None, None
@@ -97,7 +103,7 @@ _sums.defvjp(_sums_forward, _sums_backward)
 
 
 def _chunk(slots, table_VxD, bias_V, num_classes):
-    """Returns ((loss, correct), d loss / d logits) of one chunk."""
+    """Returns ((loss, correct), losses, d loss / d logits) of one chunk."""
     hidden_CxD, targets_C, weights_C = slots
     logits_CxV = _dot(hidden_CxD, table_VxD, contract=(1, 1)) + bias_V[None]
     column_CxV = lax.broadcasted_iota(jnp.int32, logits_CxV.shape, 1)
@@ -108,12 +114,13 @@ def _chunk(slots, table_VxD, bias_V, num_classes):
     max_C = logits_CxV.max(1)
     log_z_C = max_C + jnp.log(jnp.exp(logits_CxV - max_C[:, None]).sum(1))
     target_logit_C = jnp.take_along_axis(logits_CxV, targets_C[:, None], 1)[:, 0]
-    loss_C = weights_C * (log_z_C - target_logit_C)
+    losses_C = jnp.where(weights_C > 0, log_z_C - target_logit_C, 0)
     is_correct_C = jnp.argmax(logits_CxV, 1) == targets_C
 
     p_CxV = jnp.exp(logits_CxV - log_z_C[:, None])
     d_logits_CxV = weights_C[:, None] * (p_CxV - is_target_CxV)
-    return (loss_C.sum(), jnp.sum(weights_C * is_correct_C)), d_logits_CxV
+    sums = jnp.sum(weights_C * losses_C), jnp.sum(weights_C * is_correct_C)
+    return sums, losses_C, d_logits_CxV
 
 
 def _split(hidden_NxD, targets_N, weights_N, chunk):

@@ -24,71 +24,72 @@ def train_scalars(metrics):
 
     An update without any prediction has no loss and no accuracy.
     """
-    num_masked = metrics["num_masked"]
+    num_masked, num_hidden = metrics["num_masked"], metrics["num_hidden"]
     scalars = {
         "num_masked": int(num_masked),
-        "mask_rate": mean(num_masked, metrics["num_maskable"]),
+        "mask_rate": mean(num_hidden, metrics["num_maskable"]),
         "mask_hash": int(metrics["mask_hash"]),
-        "mask_token_share": mean(metrics["num_mask_tokens"], num_masked),
-        "random_token_share": mean(metrics["num_random_tokens"], num_masked),
+        "mask_token_share": mean(metrics["num_mask_tokens"], num_hidden),
+        "random_token_share": mean(metrics["num_random_tokens"], num_hidden),
+        "unit_length": mean(num_hidden, sum(metrics["unit_lengths"])),
         "overflow": int(metrics["num_overflow"]),
         "learning_rate": metrics["learning_rate"],
         "grad_norm": metrics["grad_norm"],
     }
     if num_masked:
-        scalars["loss"] = mean(metrics["loss"], num_masked)
-        scalars["accuracy"] = mean(metrics["num_correct"], num_masked)
+        scalars["loss"] = mean(metrics["loss"], metrics["weight"])
+        scalars["accuracy"] = mean(metrics["num_correct"], metrics["weight"])
     return {f"train/{name}": value for name, value in scalars.items()}
 
 
 def eval_scalars(sums, rate):
     """Returns {"eval/…@rate": number} of the sums over an evaluation set."""
-    loss = mean(sums["loss"], sums["num_masked"])
+    loss = mean(sums["loss"], sums["weight"])
     scalars = {
         "loss": loss,
         "perplexity": perplexity(loss),
-        "accuracy": mean(sums["num_correct"], sums["num_masked"]),
+        "accuracy": mean(sums["num_correct"], sums["weight"]),
         "num_masked": int(sums["num_masked"]),
         "mask_hash": int(sums["mask_hash"]),
     }
     return {f"eval/{name}@{rate:g}": value for name, value in scalars.items()}
 
 
-class Writer:
-    """Appends to `metrics.jsonl`, one object a step and kind, and to TensorBoard.
+LEDGER = (
+    "mask_hash",
+    "num_maskable",
+    "num_hidden",
+    "num_masked",
+    "num_mask_tokens",
+    "num_random_tokens",
+    "num_kept_tokens",
+    "num_overflow",
+    "unit_lengths",
+)
 
-    A run that resumes at `start_step` has made nothing after it: later lines are
-    dropped, so that each step is there once, resumed or not.
+
+class JsonLines:
+    """A file of one JSON object a line, each with its `step`.
+
+    A run that resumes at `start_step` has made nothing after it, and one that starts
+    (None) nothing at all: other lines are dropped, so that each step is there once,
+    resumed or not.
     """
 
-    def __init__(self, workdir, start_step):
-        path = pathlib.Path(workdir) / "metrics.jsonl"
-        lines = _lines_up_to(path, start_step) if path.exists() else []
+    def __init__(self, path, start_step):
+        is_resumed = start_step is not None and path.exists()
+        lines = _lines_up_to(path, start_step) if is_resumed else []
         temporary = path.with_suffix(".jsonl.tmp")
         temporary.write_text("".join(lines))
         temporary.replace(path)
         self._file = path.open("a")
-        self._tensorboard = tensorboardX.SummaryWriter(
-            str(pathlib.Path(workdir) / "tensorboard"), purge_step=start_step + 1
-        )
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc_info):
-        self._file.close()
-        self._tensorboard.close()
-
-    def write(self, step, scalars):
-        # JSON has no NaN and no infinity.
-        line = {
-            name: value if math.isfinite(value) else None
-            for name, value in scalars.items()
-        }
-        self._file.write(json.dumps({"step": step} | line) + "\n")
+    def write(self, step, values):
+        self._file.write(json.dumps({"step": step} | values) + "\n")
         self._file.flush()
-        for name, value in scalars.items():
-            self._tensorboard.add_scalar(name, value, step)
+
+    def close(self):
+        self._file.close()
 
 
 def _lines_up_to(path, step):
@@ -100,6 +101,38 @@ def _lines_up_to(path, step):
         except ValueError:
             pass  # the last line of a killed run, cut short
     return kept
+
+
+class Writer:
+    """Scalars to `metrics.jsonl`, one object a step and kind, and to TensorBoard; what
+    the corruption did at each step to `ledger.jsonl`."""
+
+    def __init__(self, workdir, start_step):
+        workdir = pathlib.Path(workdir)
+        self._metrics = JsonLines(workdir / "metrics.jsonl", start_step)
+        self._ledger = JsonLines(workdir / "ledger.jsonl", start_step)
+        self._tensorboard = tensorboardX.SummaryWriter(
+            str(workdir / "tensorboard"),
+            purge_step=0 if start_step is None else start_step + 1,
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self._metrics.close()
+        self._ledger.close()
+        self._tensorboard.close()
+
+    def write(self, step, scalars):
+        # JSON has no NaN and no infinity.
+        finite = {name: v if math.isfinite(v) else None for name, v in scalars.items()}
+        self._metrics.write(step, finite)
+        for name, value in scalars.items():
+            self._tensorboard.add_scalar(name, value, step)
+
+    def write_ledger(self, step, sums):
+        self._ledger.write(step, {name: sums[name] for name in LEDGER})
 
 
 class Progress:

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import ml_collections
 
 from mlm_jax import config, optim, parallel, schedules, state, step
-from mlm_jax.corruption import policy, select
+from mlm_jax.corruption import collocations, policy, select, settings
 from mlm_jax.model.head import MaskedLM, make_model
 
 
@@ -29,10 +30,11 @@ def model_of(c, vocab_size):
     return make_model(vocab_size=vocab_size, row_length=c.data.row_length, **c.model)
 
 
-def make_program(c, tokenizer, mesh):
+def make_program(c, tokenizer, counts_V, mesh):
     """Returns the program of config `c` for the devices of `mesh`.
 
-    `tokenizer` gives `vocab_size`, `is_special` bool[V] and `special.mask`.
+    `tokenizer` gives `vocab_size`, `is_special` bool[V] and `special.mask`; `counts_V`
+    is how often each token occurs in the training rows.
     """
     model = model_of(c, tokenizer.vocab_size)
     optimizer = optim.OPTIMIZERS[c.optim.name]
@@ -60,8 +62,13 @@ def make_program(c, tokenizer, mesh):
 
     train_step = functools.partial(
         step.train_step,
-        corrupt=train_corrupt(c, tokenizer),
-        loss_fn=step.make_loss_fn(model, tokenizer.vocab_size, train=True),
+        corrupt=train_corrupt(c, tokenizer, counts_V),
+        loss_fn=step.make_loss_fn(
+            model,
+            tokenizer.vocab_size,
+            train=True,
+            per_token=c.corruption.token_weights == "running_loss",
+        ),
         optimizer=optimizer,
         schedule=schedule,
         num_microbatches=c.parallel.microbatches,
@@ -81,46 +88,54 @@ def make_program(c, tokenizer, mesh):
     )
 
 
-def train_corrupt(c, tokenizer):
-    corruption = c.corruption
-    return _corrupt(
-        c,
-        tokenizer,
-        count=corruption.count,
-        rate=corruption.rate,
-        min_predictions=corruption.min_predictions,
-        random_pool=corruption.random_pool,
-    )
-
-
-# The exam is no one's training policy: single tokens, an exact count of at least one,
-# ordinary replacements. Only the numbers of the config's `eval` section enter.
-EVAL_MIN_PREDICTIONS = 1
+def train_corrupt(c, tokenizer, counts_V):
+    found = None
+    if c.corruption.strategy == "pmi":
+        found = collocations.load(c.corruption.collocations, tokenizer)
+    return corrupt_of(c, tokenizer, counts_V, c.corruption, found)
 
 
 def eval_corrupt(c, tokenizer):
-    return _corrupt(
-        c,
-        tokenizer,
-        count="exact",
-        rate=max(c.eval.rates),
-        min_predictions=EVAL_MIN_PREDICTIONS,
-        random_pool="non_special",
-    )
+    return corrupt_of(c, tokenizer, None, exam(c, max(c.eval.rates)), None)
 
 
 def eval_hparams(c, rate):
-    return config.corruption_hparams(
-        rate, EVAL_MIN_PREDICTIONS, c.eval.mask_frac, c.eval.random_frac
-    )
+    return settings.hparams(exam(c, rate))
 
 
-def _corrupt(c, tokenizer, *, count, rate, min_predictions, random_pool):
+def exam(c, rate):
+    """Returns the corruption of an evaluation at `rate`: no one's training policy, but
+    single tokens, an exact count of at least one, and ordinary replacements. Of the
+    config only the `eval` section enters."""
+    fields = settings.EXAM | {
+        "rate": rate,
+        "mask_frac": c.eval.mask_frac,
+        "random_frac": c.eval.random_frac,
+    }
+    return ml_collections.ConfigDict(fields)
+
+
+def corrupt_of(c, tokenizer, counts_V, corruption, found):
+    """Returns `policy.make_corrupt` of a corruption section; `found` are the
+    collocations of `pmi`, None elsewhere."""
     max_maskable = c.data.row_length - 2  # [CLS] and [SEP]
+    num_slots = select.capacity(
+        corruption.count,
+        settings.highest_rate(corruption),
+        max_maskable,
+        corruption.min_predictions,
+        settings.slack(corruption),
+        corruption.views,
+    )
     return policy.make_corrupt(
-        count=count,
-        num_slots=select.capacity(count, rate, max_maskable, min_predictions),
-        random_pool=random_pool,
+        strategy=corruption.strategy,
+        collocations=found,
+        token_weights=corruption.token_weights,
+        count=corruption.count,
+        num_slots=num_slots,
+        views=corruption.views,
+        random_pool=corruption.random_pool,
         mask_id=tokenizer.special.mask,
         is_special_V=tokenizer.is_special,
+        counts_V=counts_V,
     )

@@ -1,5 +1,7 @@
 """The state of a training run: arrays only, in one layout whatever the devices."""
 
+import math
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -10,12 +12,15 @@ from mlm_jax.keys import Purpose
 
 @flax.struct.dataclass
 class TrainState:
-    """`step` counts finished updates. `key` never changes: each use folds in what it is
-    for. `hparams` are the numbers that may differ between runs of one compilation."""
+    """`step` counts finished updates. `token_loss` float32[V] is a running mean of each
+    token's loss, moved only where a policy hides tokens by it. `key` never changes:
+    each use folds in what it is for. `hparams` are the numbers that may differ between
+    runs of one compilation."""
 
     step: jax.Array
     params: dict
     opt_state: tuple
+    token_loss: jax.Array
     key: jax.Array
     hparams: dict
 
@@ -27,4 +32,6 @@ def init_state(key, hparams, *, model, optimizer, row_length):
     params = model.init(init_key, row, row, row, row[:, :1])["params"]
     opt_state = optimizer(hparams["peak_learning_rate"], hparams).init(params)
     hparams = jax.tree.map(jnp.asarray, hparams)
-    return TrainState(jnp.int32(0), params, opt_state, key, hparams)
+    # A model that knows nothing loses ln V on every token.
+    token_loss = jnp.full_like(params["bias"], math.log(len(params["bias"])))
+    return TrainState(jnp.int32(0), params, opt_state, token_loss, key, hparams)

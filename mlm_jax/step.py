@@ -8,12 +8,17 @@ import jax.numpy as jnp
 import optax
 
 from mlm_jax import collectives, keys
+from mlm_jax.corruption import weights
 from mlm_jax.keys import Purpose
 from mlm_jax.loss import masked_cross_entropy
 
 
-def make_loss_fn(model, num_classes, *, train):
-    """Returns `loss_fn(params, corrupted batch, key) -> (loss sum, sums)`."""
+def make_loss_fn(model, num_classes, *, train, per_token=False):
+    """Returns `loss_fn(params, corrupted batch, key) -> (loss sum, sums)`.
+
+    With `per_token` the sums have the losses by target, `token_losses` float32[V], and
+    the predictions of each, `token_counts`.
+    """
 
     def loss_fn(params, batch, key):
         dropout_keys = None
@@ -28,7 +33,7 @@ def make_loss_fn(model, num_classes, *, train):
             batch["predict"],
             dropout_keys,
         )
-        loss, num_correct = masked_cross_entropy(
+        loss, (num_correct, losses_N) = masked_cross_entropy(
             hidden_BxMxD.reshape(-1, hidden_BxMxD.shape[-1]),
             table_VxD,
             bias_V,
@@ -36,8 +41,18 @@ def make_loss_fn(model, num_classes, *, train):
             batch["weights"].reshape(-1),
             num_classes=num_classes,
         )
-        num_masked = batch["weights"].sum()
-        sums = {"loss": loss, "num_correct": num_correct, "num_masked": num_masked}
+        is_used_BxM = batch["weights"] > 0
+        sums = {
+            "loss": loss,
+            "num_correct": num_correct,
+            "weight": batch["weights"].sum(),
+            "num_masked": is_used_BxM.sum(),
+        }
+        if per_token:
+            targets_N = batch["targets"].reshape(-1)
+            zeros_V = jnp.zeros_like(bias_V)
+            sums["token_losses"] = zeros_V.at[targets_N].add(losses_N)
+            sums["token_counts"] = zeros_V.at[targets_N].add(is_used_BxM.reshape(-1))
         return loss, sums
 
     return loss_fn
@@ -61,26 +76,38 @@ def train_step(
     mean gradient, before clipping) of this update.
     """
     key = keys.purpose_key(state.key, Purpose.CORRUPTION)
-    batch, sums = corrupt(key, batch, state.hparams)
+    progress = state.step / state.hparams["num_steps"]
+    numbers = state.hparams | {"token_loss": state.token_loss}
+    batch, sums = corrupt(key, batch, numbers, progress)
     sums["num_tokens"] = jnp.sum(batch["segment"] > 0)
 
     params = collectives.varying(state.params, axis)
     grads, loss_sums = sum_grads(loss_fn, params, batch, state.key, num_microbatches)
     grads, sums = collectives.psum((grads, sums | loss_sums), axis)
 
-    # The mean is over every masked token of the global batch, so divide last.
-    grads = jax.tree.map(lambda g: g / jnp.maximum(sums["num_masked"], 1), grads)
+    # The mean is over every prediction of the global batch, so divide last.
+    weight = jnp.where(sums["weight"] > 0, sums["weight"], 1)
+    grads = jax.tree.map(lambda g: g / weight, grads)
     learning_rate = schedule(state.step + 1, state.hparams)
     transform = optimizer(learning_rate, state.hparams)
     updates, opt_state = transform.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
+    token_loss = state.token_loss
+    if "token_losses" in sums:
+        by_token = sums.pop("token_losses"), sums.pop("token_counts")
+        decay = state.hparams["token_loss_decay"]
+        token_loss = weights.updated(token_loss, *by_token, decay)
     metrics = sums | {
         "learning_rate": learning_rate,
         "grad_norm": optax.tree.norm(grads),
     }
-    return state.replace(
-        step=state.step + 1, params=params, opt_state=opt_state
-    ), metrics
+    state = state.replace(
+        step=state.step + 1,
+        params=params,
+        opt_state=opt_state,
+        token_loss=token_loss,
+    )
+    return state, metrics
 
 
 def sum_grads(loss_fn, params, batch, key, num_microbatches):
@@ -105,6 +132,6 @@ def sum_grads(loss_fn, params, batch, key, num_microbatches):
 def eval_step(params, batch, key, hparams, *, corrupt, loss_fn, axis=None):
     """Returns the sums of one batch, its masks drawn from `key` alone."""
     key = keys.purpose_key(key, Purpose.CORRUPTION)
-    batch, sums = corrupt(key, batch, hparams)
+    batch, sums = corrupt(key, batch, hparams, 0.0)
     _, loss_sums = loss_fn(params, batch, key)
     return collectives.psum(sums | loss_sums, axis)

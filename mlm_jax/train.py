@@ -39,7 +39,7 @@ def run(c, workdir):
     config.save(c, workdir)  # from here on the workdir holds this run
 
     mesh = parallel.make_mesh({"data": num_devices})
-    program = make_program(c, store.tokenizer, mesh)
+    program = make_program(c, store.tokenizer, store.token_counts, mesh)
     train_batches = pipeline.TrainBatches(
         store.train, batch_size=c.data.batch_size, seed=c.seed
     )
@@ -76,7 +76,7 @@ def _train(c, workdir, program, state, start, train_batches, exam, checkpoints):
     first = start or 0
     batches = pipeline.prefetch(train_batches, first, num_steps)
     progress = metrics.Progress(num_steps)
-    with metrics.Writer(workdir, first) as writer, StopSignal() as stop:
+    with metrics.Writer(workdir, start) as writer, StopSignal() as stop:
         log = TrainLog(writer, progress, c.log.every_steps, num_steps)
         for step in range(first, num_steps + 1):
             is_last = step == num_steps
@@ -117,9 +117,8 @@ class TrainLog:
         if self._pending is None:
             return
         (step, step_metrics), self._pending = self._pending, None
-        values = {
-            name: leaf.item() for name, leaf in jax.device_get(step_metrics).items()
-        }
+        step_metrics = jax.device_get(step_metrics)
+        values = {name: leaf.tolist() for name, leaf in step_metrics.items()}
         self._progress.update(values["num_tokens"])
         scalars = metrics.train_scalars(values)
         if not np.isfinite([values["loss"], values["grad_norm"]]).all():
@@ -127,6 +126,7 @@ class TrainLog:
                 f"step {step:,}: loss sum {values['loss']}, gradient norm "
                 f"{values['grad_norm']}. The checkpoints before it are sound."
             )
+        self._writer.write_ledger(step, values)
         if step % self._every_steps == 0 or step == self._num_steps:
             self._writer.write(step, scalars | self._progress.speed())
             self._progress.print_line(step, scalars)

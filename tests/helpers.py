@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mlm_jax import config, optim, schedules, step
-from mlm_jax.corruption import policy
+from configs import base
+from mlm_jax import optim, schedules, step
+from mlm_jax.corruption import policy, settings
 from mlm_jax.model.head import make_model
 from mlm_jax.state import TrainState
 
@@ -20,9 +21,9 @@ def is_special(vocab_size, special_ids=range(NUM_SPECIAL)):
     return np.isin(np.arange(vocab_size), list(special_ids))
 
 
-def make_batch(tokens_BxL, segment_BxL=None, *, epoch=0, row=None):
+def make_batch(tokens_BxL, segment_BxL=None, *, word_start=True, epoch=0, row=None):
     """Returns a batch; by default each row is one segment that ends where [PAD] starts,
-    and the rows are rows 0, 1, … of the split."""
+    each token is a word, and the rows are rows 0, 1, … of the split."""
     tokens_BxL = np.asarray(tokens_BxL, np.int32)
     if segment_BxL is None:
         segment_BxL = tokens_BxL != PAD
@@ -32,6 +33,7 @@ def make_batch(tokens_BxL, segment_BxL=None, *, epoch=0, row=None):
         "tokens": tokens_BxL,
         "segment": segment_BxL,
         "position": positions(segment_BxL),
+        "word_start": np.broadcast_to(word_start, tokens_BxL.shape),
         "row": row_B.astype(np.int32),
         "epoch": np.broadcast_to(np.int32(epoch), row_B.shape),
     }
@@ -75,9 +77,16 @@ def random_params(model, row_length=16, seed=0):
     )
 
 
+def corruption(**changes):
+    """Returns the corruption section of a config: the defaults and `changes`."""
+    section = base.get_config().corruption
+    section.update(changes)
+    return section
+
+
 def hparams(**changes):
     """Every number that a step traces, weight decay and clipping off."""
-    numbers = config.corruption_hparams(0.4, 1, 0.8, 0.1) | dict(
+    numbers = settings.hparams(corruption(rate=0.4)) | dict(
         peak_learning_rate=0.1,
         warmup_steps=0.0,
         num_steps=100.0,
@@ -94,7 +103,12 @@ def make_state(params, optimizer, hparams, seed=0):
     """Returns the state before the first update."""
     opt_state = optim.OPTIMIZERS[optimizer](hparams["peak_learning_rate"], hparams)
     return TrainState(
-        jnp.int32(0), params, opt_state.init(params), jax.random.key(seed), hparams
+        step=jnp.int32(0),
+        params=params,
+        opt_state=opt_state.init(params),
+        token_loss=jnp.float32(0),  # of no token: these steps do not ask for it
+        key=jax.random.key(seed),
+        hparams=hparams,
     )
 
 
@@ -121,12 +135,19 @@ def compile_train_step(*, corrupt, loss_fn, optimizer, schedule="linear", **sett
     )
 
 
-def make_corrupt(count="exact", num_slots=16, random_pool="non_special", vocab_size=12):
-    """Returns `corrupt(key, batch, hparams)` for a vocabulary with specials first."""
-    return policy.make_corrupt(
-        count=count,
-        num_slots=num_slots,
-        random_pool=random_pool,
+def make_corrupt(vocab_size=12, **changes):
+    """Returns `corrupt(key, batch, hparams, progress)` for a vocabulary with specials
+    first; by default any number of predictions fits into rows of 16 tokens."""
+    fields = dict(
+        strategy="token",
+        collocations=None,
+        token_weights="uniform",
+        count="exact",
+        num_slots=16,
+        views=1,
+        random_pool="non_special",
         mask_id=MASK,
         is_special_V=is_special(vocab_size),
+        counts_V=np.arange(vocab_size),
     )
+    return policy.make_corrupt(**fields | changes)

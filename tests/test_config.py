@@ -10,12 +10,13 @@ import pytest
 
 from configs import austen, base, bert_base, tiny
 from mlm_jax import config, optim, schedules
-from mlm_jax.corruption import replace, select
+from mlm_jax.corruption import replace, select, settings, units, weights
 from mlm_jax.data import packing, tokenizer
 from mlm_jax.errors import InputError
 
 ROOT = pathlib.Path(__file__).parents[1]
 
+STEPS, WIDTH = tiny.get_config().optim.num_steps, tiny.get_config().model.width
 # (override, what the one line must contain). B75 and more.
 REFUSED = [
     ("corruption.rate=-0.5", ["config.corruption.rate = -0.5", "above 0"]),
@@ -31,11 +32,14 @@ REFUSED = [
     ("data.batchsize=8", ["did you mean config.data.batch_size?"]),
     ("learning_rate=1", ["did you mean config.optim.peak_learning_rate?"]),
     ("optim.num_steps=1e4", ["config.optim.num_steps = '1e4'", "an integer"]),
-    ("optim.warmup_steps=1001", ["warmup_steps = 1001", "num_steps = 1000"]),
+    ("optim.warmup_steps=1001", ["warmup_steps = 1001", f"num_steps = {STEPS}"]),
     ("data.batch_size=0", ["config.data.batch_size = 0", "1 or more"]),
     ("data.batch_size=ten", ["'ten'", "an integer"]),
     ("data.row_length=70000", ["row_length = 70000", "65535"]),
-    ("model.num_heads=3", ["config.model.width = 64", "63 or 66"]),
+    (
+        "model.num_heads=3",
+        [f"width = {WIDTH}", f"{WIDTH // 3 * 3} or {WIDTH // 3 * 3 + 3}"],
+    ),
     ("model.dropout=1", ["config.model.dropout", "0 to 0.99"]),
     ("eval.rates=()", ["config.eval.rates", "such as (0.15, 0.4)"]),
     ("eval.rates=(0.15,0)", ["config.eval.rates = (0.15, 0)"]),
@@ -190,6 +194,7 @@ def test_every_config_passes_and_every_field_has_a_rule_or_is_free(module):
     assert c.is_locked
     free = {"data.source", "data.data_dir", "data.cache_dir"}
     free |= {"tokenizer.file", "tokenizer.lowercase", "tokenizer.strip_accents"}
+    free |= {"corruption.collocations"}
     assert config.flatten(c).keys() - config.RULES.keys() == free
     assert config.RULES.keys() <= config.flatten(c).keys()
 
@@ -197,7 +202,11 @@ def test_every_config_passes_and_every_field_has_a_rule_or_is_free(module):
 @pytest.mark.parametrize(
     "field, registry",
     [
+        ("corruption.strategy", units.STRATEGIES),
+        ("corruption.span_lengths", settings.LENGTHS),
+        ("corruption.schedule", settings.SCHEDULES),
         ("corruption.count", select.COUNTS),
+        ("corruption.token_weights", weights.WEIGHTS),
         ("corruption.random_pool", replace.POOLS),
         ("optim.name", optim.OPTIMIZERS),
         ("optim.schedule", schedules.DECAYS),

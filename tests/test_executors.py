@@ -31,6 +31,7 @@ LAYOUTS = [
     )
     if layout[1] * layout[2] <= 16
 ]
+COUNTS_V = np.arange(VOCAB_SIZE)
 
 
 class FakeTokenizer:
@@ -69,7 +70,7 @@ def make_batch(k, num_rows=16, length=16):
         "tokens": tokens_BxL * segment_BxL,
         "segment": segment_BxL,
         "position": np.arange(length, dtype=np.int32)[None] * segment_BxL,
-        "word_start": segment_BxL > 0,
+        "word_start": rng.random(segment_BxL.shape) < 0.6,
         "row": np.arange(num_rows, dtype=np.int32) + 16 * k,
         "epoch": np.full(num_rows, k % 2, np.int32),
     }
@@ -80,7 +81,7 @@ def make_mesh(num_devices):
 
 
 @functools.cache
-def build(mode, num_devices, microbatches=1):
+def build(mode, num_devices, microbatches=1, strategy="token"):
     """Returns (program, the list that grows with each trace of its train step)."""
     traces = []
     original = step.train_step
@@ -89,10 +90,16 @@ def build(mode, num_devices, microbatches=1):
         traces.append(1)
         return original(*args, **kwargs)
 
-    c = make_config(**{"parallel.mode": mode, "parallel.microbatches": microbatches})
+    c = make_config(
+        **{
+            "parallel.mode": mode,
+            "parallel.microbatches": microbatches,
+            "corruption.strategy": strategy,
+        }
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step, "train_step", counted)
-        built = program.make_program(c, FakeTokenizer, make_mesh(num_devices))
+        built = program.make_program(c, FakeTokenizer, COUNTS_V, make_mesh(num_devices))
     return built, traces
 
 
@@ -106,25 +113,42 @@ def train(built, steps=STEPS, seed=0, **overrides):
     return state, history
 
 
-@pytest.fixture(scope="module")
-def reference():
-    return train(build("jit", 1)[0])
+@functools.cache
+def reference(strategy="token"):
+    return train(build("jit", 1, strategy=strategy)[0])
 
 
-@pytest.mark.parametrize("mode, devices, microbatches", LAYOUTS)
-def test_every_layout_gives_the_same_run(reference, mode, devices, microbatches):
-    state, history = train(build(mode, devices, microbatches)[0])
-    exact = ["mask_hash", "num_masked", "num_maskable", "num_tokens", "num_mask_tokens"]
-    for metrics, expected in zip(history, reference[1], strict=True):
-        for name in exact:
-            assert metrics[name] == expected[name], name
-        for name in ("loss", "grad_norm", "learning_rate"):
-            np.testing.assert_allclose(metrics[name], expected[name], rtol=1e-5)
+def assert_same_run(run, expected_run):
+    (state, history), (expected_state, expected_history) = run, expected_run
+    for metrics, expected in zip(history, expected_history, strict=True):
+        assert metrics.keys() == expected.keys()
+        for name, leaf in metrics.items():
+            if name in ("loss", "grad_norm", "learning_rate"):
+                np.testing.assert_allclose(leaf, expected[name], rtol=1e-5)
+            else:  # counts, the hash of the masks: exactly
+                np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
     jax.tree.map(
         lambda leaf, expected: np.testing.assert_allclose(leaf, expected, atol=1e-6),
         jax.device_get(state.params),
-        jax.device_get(reference[0].params),
+        jax.device_get(expected_state.params),
     )
+
+
+@pytest.mark.parametrize("mode, devices, microbatches", LAYOUTS)
+def test_every_layout_gives_the_same_run(mode, devices, microbatches):
+    assert_same_run(train(build(mode, devices, microbatches)[0]), reference())
+
+
+@pytest.mark.parametrize(
+    "layout", [("pmap", 8), ("shard_map", 4), ("jit", 2, 2)], ids=str
+)
+def test_every_layout_hides_the_same_spans(layout):
+    run = train(build(*layout, strategy="span")[0])
+    assert_same_run(run, reference("span"))
+    hashes = [metrics["mask_hash"] for metrics in run[1]]
+    assert hashes != [metrics["mask_hash"] for metrics in reference()[1]]
+    lengths = sum(metrics["unit_lengths"] for metrics in run[1])
+    assert (lengths[1:] > 0).sum() >= 3
 
 
 def test_pmap_leaves_the_same_bits_on_every_device():

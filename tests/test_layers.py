@@ -8,9 +8,9 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parents[1] / "mlm_jax"
 FORBIDDEN = {
     "errors": {"jax", "flax", "optax", "orbax", "absl", "mlm_jax"},
-    "config": {"jax", "flax", "optax", "orbax", "tensorflow_datasets"},
-    "data": {"jax", "flax", "optax", "orbax", "mlm_jax.config", "mlm_jax.train"},
-    "corruption": {"flax", "optax", "orbax", "mlm_jax.data", "mlm_jax.model"},
+    "config": {"jax", "flax", "optax", "orbax", "mlm_jax.data", "mlm_jax.train"},
+    "data": {"jax", "flax", "optax", "orbax", "mlm_jax.config", "mlm_jax.corruption"},
+    "corruption": {"flax", "optax", "orbax", "mlm_jax.model", "mlm_jax.config"},
     "model": {"optax", "orbax", "mlm_jax.data", "mlm_jax.config", "mlm_jax.corruption"},
     "loss": {"flax", "optax", "orbax", "mlm_jax"},
     "optim": {"flax", "orbax", "mlm_jax"},

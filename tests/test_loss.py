@@ -25,7 +25,7 @@ def value_and_grads(
     hidden_NxD, table_VxD, bias_V, targets_N, weights_N, *, num_classes, chunk
 ):
     """Returns (loss, correct), (d hidden, d table, d bias)."""
-    (value, correct), grads = jax.value_and_grad(
+    (value, (correct, _)), grads = jax.value_and_grad(
         loss.masked_cross_entropy, argnums=(0, 1, 2), has_aux=True
     )(
         hidden_NxD,

@@ -144,7 +144,7 @@ def test_b49_after_the_last_update_the_end_value_stays(schedule, end):
 # ---- the step -----------------------------------------------------------------------
 
 
-def keep(key, batch, hparams):
+def keep(key, batch, hparams, progress):
     """A corruption that changes nothing: the batch is made by hand."""
     return batch, {}
 
@@ -152,7 +152,7 @@ def keep(key, batch, hparams):
 def linear_loss(params, batch, key):
     """The gradient of each parameter is the sum over rows of its column in `slope`."""
     loss = sum(jnp.sum(batch["slope"][name] * params[name]) for name in params)
-    return loss, {"loss": loss, "num_masked": batch["weights"].sum()}
+    return loss, {"loss": loss, "weight": batch["weights"].sum()}
 
 
 def slope_batch(**slopes):

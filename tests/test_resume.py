@@ -194,3 +194,12 @@ def test_what_a_killed_writer_left_is_cut(tmp_path):
     with metrics.Writer(tmp_path, start_step=1) as writer:
         writer.write(2, {"a": float("inf")})
     assert path.read_text() == '{"step": 1, "a": 1}\n{"step": 2, "a": null}\n'
+
+
+def test_a_run_killed_before_its_first_checkpoint_leaves_no_line(tmp_path):
+    """It evaluates at step 0 again."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "eval/loss@0.15": 7}\n')
+    with metrics.Writer(tmp_path, start_step=None) as writer:
+        writer.write(0, {"eval/loss@0.15": 6.0})
+    lines = (tmp_path / "metrics.jsonl").read_text()
+    assert lines == '{"step": 0, "eval/loss@0.15": 6.0}\n'

@@ -144,6 +144,11 @@ class RowStore:
     row_length: int
     fingerprint: str
 
+    @property
+    def token_counts(self) -> np.ndarray:
+        """int64[V]: how often each token occurs in the training rows."""
+        return np.array(self.stats["token_counts"], np.int64)
+
 
 def prepare(
     data: Mapping, tokenizer_config: Mapping, *, log: Callable[[str], object] = print

@@ -83,6 +83,7 @@ def stage(
     progress = Progress(log, "packing")
     packed = {split: PackStats() for split in SPLITS}
     staged: dict[str, list[pathlib.Path]] = {}
+    counts_V = np.zeros(tokenizer.vocab_size, np.int64)
     for split in SPLITS:
         # One pass each: reading is cheap beside encoding, and a split streams.
         rows = pack(
@@ -93,8 +94,13 @@ def stage(
             stats=packed[split],
         )
         rows = _reported(rows, packed, progress)
+        if split == "train":
+            rows = _tallied(rows, counts_V)
         staged[split] = _write(rows, folder / split, tokenizer.vocab_size)
-    stats = _stats(packed, documents.counts) | {"on_bad_text": data["on_bad_text"]}
+    stats = _stats(packed, documents.counts) | {
+        "on_bad_text": data["on_bad_text"],
+        "token_counts": counts_V.tolist(),
+    }
     require_both(data, staged, stats["documents"], f"{stats['tokens']} tokens")
     return staged, stats
 
@@ -140,6 +146,12 @@ def _reported(
             progress.report(
                 documents=total.documents, rows=total.rows, tokens=total.tokens
             )
+        yield row
+
+
+def _tallied(rows: Iterator[Row], counts_V: np.ndarray) -> Iterator[Row]:
+    for row in rows:
+        counts_V += np.bincount(row.tokens, minlength=len(counts_V))
         yield row
 
 
