@@ -140,7 +140,13 @@ def test_every_layout_gives_the_same_run(mode, devices, microbatches):
 
 
 @pytest.mark.parametrize(
-    "layout", [("pmap", 8), ("shard_map", 4), ("jit", 2, 2)], ids=str
+    "layout",
+    [
+        ("pmap", 8),
+        pytest.param(("shard_map", 4), marks=pytest.mark.slow),
+        pytest.param(("jit", 2, 2), marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_every_layout_hides_the_same_spans(layout):
     run = train(build(*layout, strategy="span")[0])
