@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mlm_jax.corruption.settings import MAX_COLLOCATION
 from mlm_jax.data.tokenizer import Encoded, Tokenizer
 from mlm_jax.errors import InputError
 
-MIN_WORDS, MAX_WORDS = 2, 5  # in a collocation, as in the paper
+MIN_WORDS, MAX_WORDS = 2, MAX_COLLOCATION  # in a collocation
 SEEDS = (np.uint32(0x9E3779B9), np.uint32(0xC2B2AE3D))  # any two: one a hash
 # Entries that may share their high 32 bits. Of 800,000 some 75 pairs do, a triple in
 # one list of 200, five in one of 1e11; the fifth would not be found.
