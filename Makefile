@@ -5,9 +5,8 @@ PYTHON := .venv/bin/python
 setup:
 	@bash .ci/bootstrap
 
-# glibc then asks for huge pages, which XLA's temporaries gain from; others ignore it.
 train: setup
-	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PYTHON) -m mlm_jax.train --config=configs/austen.py --workdir=runs/austen
+	$(PYTHON) -m mlm_jax.train --config=configs/austen.py --workdir=runs/austen
 
 test: lint
 	$(PYTHON) -m pytest -q

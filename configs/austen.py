@@ -24,6 +24,7 @@ def get_config(preset=""):
     # Learned positions stay at the unigram loss for the first million tokens and more.
     c.model.position = "rotary"
     c.model.dropout = 0.0  # eight passes over the rows: nothing to hold back yet
+    c.model.attention_dropout = 0.0
     c.optim.num_steps = 3500
     c.optim.peak_learning_rate = 3e-3
     c.optim.warmup_steps = 100

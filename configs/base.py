@@ -92,7 +92,10 @@ def get_config():
     c.model.mlp_width = 3072
     c.model.norm_position = "post"  # post (BERT), pre
     c.model.position = "learned"  # learned (BERT), rotary
-    c.model.dropout = 0.1
+    c.model.dropout = 0.1  # of the embeddings and of what each sublayer adds
+    c.model.attention_dropout = 0.1  # of the attention weights
+    # Layers in a turn of the scan over layers: more run faster and compile slower.
+    c.model.scan_unroll = placeholder(int)  # None: all of up to 6 layers, else 1
     c.model.dtype = "float32"  # of the computation; parameters are always float32
 
     c.optim = ml_collections.ConfigDict()

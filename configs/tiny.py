@@ -21,6 +21,7 @@ def get_config(preset=""):
     c.model.norm_position = "pre"
     c.model.position = "rotary"
     c.model.dropout = 0.0
+    c.model.attention_dropout = 0.0
     c.optim.num_steps = 400
     c.optim.peak_learning_rate = 1.5e-3
     c.optim.warmup_steps = 5

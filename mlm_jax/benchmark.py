@@ -1,135 +1,68 @@
-"""Measures one part of a step against what it is compared with, in turn in one process.
+"""Measures a training step, or its parts, on random rows; one JSON object a line.
 
-    python -m mlm_jax.benchmark --part=loss_head --vocab_size=30522 --width=256
-    python -m mlm_jax.benchmark --part=corruption --vocab_size=8192
+    python -m mlm_jax.benchmark --preset=mini
+    python -m mlm_jax.benchmark --preset=mini --breakdown
+    python -m mlm_jax.benchmark --part=loss_head --preset=base
 
-`loss_head`: three heads that give the same loss and the same gradients, from the
-encoder's output on.
+A step is everything that training does: corruption, encoder with dropout, loss, AdamW.
+`ceil(rate x L)` tokens of each row are predicted. `mfu` is the arithmetic that the step
+needs (`flops.step_flops`), by its time, by the rate of a large matrix product measured
+in turn with it: 1 is a step that does nothing but multiply matrices at full speed.
 
-    full      logits at every position, [B, L, V], the unpredicted ones weighted 0
-    gathered  logits at the predicted positions, [N, V], at once
-    fused     ours: a chunk of the predicted positions at a time
-
-`corruption`: each strategy alone, against the training step of a BERT-mini (4 layers of
-width 256) on the same rows.
-
-Prints a JSON line for each, with the least time of a call and its ratio; for the heads
-also the temporary memory of the compiled program.
+`--serve` prints a line when the step is compiled, and then, for each number n on
+standard input, a list of n measured steps, so that others can be measured in turn with
+it (see experiments/speed/race.py).
 """
 
 import functools
 import json
+import math
+import resource
+import statistics
+import sys
 import time
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from absl import flags
 
 from configs import base
-from mlm_jax import command, config, parallel, program
-from mlm_jax.corruption import collocations, settings, units
+from mlm_jax import benchmark_parts, command, config, huge_pages, parallel, program
 from mlm_jax.data.tokenizer import SpecialIds
-from mlm_jax.loss import masked_cross_entropy
+from mlm_jax.flops import step_flops
 
-PART = flags.DEFINE_enum("part", "loss_head", ["loss_head", "corruption"], "What.")
-BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Rows.", lower_bound=1)
-ROW_LENGTH = flags.DEFINE_integer("row_length", 128, "Tokens in a row.", lower_bound=8)
-WIDTH = flags.DEFINE_integer("width", 256, "Width of the encoder.", lower_bound=1)
-VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 30522, "Vocabulary.", lower_bound=8)
-RATE = flags.DEFINE_float(
-    "rate", 0.15, "Share predicted.", lower_bound=0, upper_bound=1
+
+class Preset(NamedTuple):
+    num_layers: int
+    width: int
+    num_heads: int
+    mlp_width: int
+    vocab_size: int
+    batch_size: int
+    row_length: int = 128
+
+
+PRESETS = {
+    "tiny": Preset(2, 128, 2, 512, 8192, 16),
+    "mini": Preset(4, 256, 4, 1024, 30522, 32),
+    "small": Preset(4, 512, 8, 2048, 30522, 16),
+    "base": Preset(12, 768, 12, 3072, 30522, 8),
+}
+PRESET = flags.DEFINE_enum("preset", "mini", PRESETS, "Size of the model and batch.")
+VOCAB_SIZE = flags.DEFINE_integer("vocab_size", None, "Instead of the preset's.", 8)
+BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Instead of the preset's.", 1)
+ROW_LENGTH = flags.DEFINE_integer("row_length", None, "Instead of the preset's.", 8)
+RATE = flags.DEFINE_float("rate", 0.15, "Share of tokens predicted.", 0.0, 1.0)
+DROPOUT = flags.DEFINE_float("dropout", 0.1, "Of units and attention.", 0.0, 0.99)
+DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of the model.")
+STEPS = flags.DEFINE_integer("steps", 10, "Measured, after two that are not.", 2)
+SERVE = flags.DEFINE_bool("serve", False, "Measure when asked on standard input.")
+BREAKDOWN = flags.DEFINE_bool("breakdown", False, "Measure the parts of the step too.")
+PART = flags.DEFINE_enum(
+    "part", None, benchmark_parts.PARTS, "Measure this against its rivals."
 )
-NUM_COLLOCATIONS = 10_000  # about what six novels have
-ROUNDS = flags.DEFINE_integer("rounds", 10, "Times each head runs.", lower_bound=2)
-
-
-def full_loss(x_BxLxD, table_VxD, bias_V, tokens_BxL, predict_BxM):
-    logits_BxLxV = x_BxLxD @ table_VxD.T + bias_V[None, None]
-    loss_BxL = optax.softmax_cross_entropy_with_integer_labels(logits_BxLxV, tokens_BxL)
-    rows = jnp.arange(len(predict_BxM))[:, None]
-    weight_BxL = jnp.zeros_like(loss_BxL).at[rows, predict_BxM].set(1)
-    return jnp.sum(loss_BxL * weight_BxL)
-
-
-def gathered_loss(x_BxLxD, table_VxD, bias_V, tokens_BxL, predict_BxM):
-    hidden_NxD, targets_N = gather(x_BxLxD, tokens_BxL, predict_BxM)
-    logits_NxV = hidden_NxD @ table_VxD.T + bias_V[None]
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits_NxV, targets_N)
-    return losses.sum()
-
-
-def fused_loss(x_BxLxD, table_VxD, bias_V, tokens_BxL, predict_BxM):
-    hidden_NxD, targets_N = gather(x_BxLxD, tokens_BxL, predict_BxM)
-    weights_N = jnp.ones_like(targets_N, jnp.float32)
-    loss, _ = masked_cross_entropy(
-        hidden_NxD, table_VxD, bias_V, targets_N, weights_N, num_classes=len(bias_V)
-    )
-    return loss
-
-
-def gather(x_BxLxD, tokens_BxL, predict_BxM):
-    x_BxMxD = jnp.take_along_axis(x_BxLxD, predict_BxM[:, :, None], axis=1)
-    targets_BxM = jnp.take_along_axis(tokens_BxL, predict_BxM, axis=1)
-    return x_BxMxD.reshape(-1, x_BxLxD.shape[-1]), targets_BxM.reshape(-1)
-
-
-HEADS = {"full": full_loss, "gathered": gathered_loss, "fused": fused_loss}
-
-
-def make_inputs(batch_size, row_length, width, vocab_size, rate, seed=0):
-    """Returns random arguments of a head, equally many predictions in each row."""
-    rng = np.random.default_rng(seed)
-    num_slots = max(1, round(rate * row_length))
-    order_BxL = rng.permuted(np.tile(np.arange(row_length), (batch_size, 1)), axis=1)
-    return (
-        jnp.asarray(rng.normal(size=(batch_size, row_length, width)), jnp.float32),
-        jnp.asarray(0.02 * rng.normal(size=(vocab_size, width)), jnp.float32),
-        jnp.zeros(vocab_size),
-        jnp.asarray(rng.integers(0, vocab_size, (batch_size, row_length)), jnp.int32),
-        jnp.asarray(order_BxL[:, :num_slots], jnp.int32),
-    )
-
-
-def compile_heads(inputs):
-    """Returns {name: compiled (loss, gradients)}."""
-    return {
-        name: jax.jit(jax.value_and_grad(head, (0, 1, 2))).lower(*inputs).compile()
-        for name, head in HEADS.items()
-    }
-
-
-def temporary_bytes(compiled):
-    return compiled.memory_analysis().temp_size_in_bytes
-
-
-def measure(heads, inputs, rounds):
-    """Returns {name: least seconds}; heads take turns, after one call unmeasured."""
-    seconds: dict[str, list[float]] = {name: [] for name in heads}
-    for _ in range(rounds + 1):
-        for name, head in heads.items():
-            begin = time.perf_counter()
-            jax.block_until_ready(head(*inputs))
-            seconds[name].append(time.perf_counter() - begin)
-    return {name: min(times[1:]) for name, times in seconds.items()}
-
-
-def loss_head():
-    inputs = make_inputs(
-        BATCH_SIZE.value, ROW_LENGTH.value, WIDTH.value, VOCAB_SIZE.value, RATE.value
-    )
-    heads = compile_heads(inputs)
-    seconds = measure(heads, inputs, ROUNDS.value)
-    memory = {name: temporary_bytes(head) for name, head in heads.items()}
-    for name in heads:
-        yield {
-            "head": name,
-            "ms": round(seconds[name] * 1e3, 1),
-            "temporary_mb": round(memory[name] / 2**20, 1),
-            "times_fused_ms": round(seconds[name] / seconds["fused"], 2),
-            "times_fused_mb": round(memory[name] / memory["fused"], 2),
-        }
 
 
 class Vocabulary:
@@ -142,75 +75,156 @@ class Vocabulary:
         self.is_special = np.arange(vocab_size) < len(self.special)
 
 
-def mini(vocab_size):
-    """Returns the config of a BERT-mini."""
-    c = base.get_config()
-    c.model.update(num_layers=4, width=256, num_heads=4, mlp_width=1024)
-    c.data.update(row_length=ROW_LENGTH.value, batch_size=BATCH_SIZE.value)
-    c.corruption.rate = RATE.value
-    c.tokenizer.vocab_size = vocab_size
-    return c
+class Bench:
+    """A compiled training step, a state, and a batch of random rows for it."""
+
+    def __init__(self, preset, *, rate, dropout=0.0, dtype="float32"):
+        self.preset = preset
+        self.predictions_per_row = math.ceil(rate * preset.row_length)
+        self.config = c = base.get_config()
+        model = preset._asdict()
+        c.tokenizer.vocab_size = model.pop("vocab_size")
+        c.data.update({name: model.pop(name) for name in ("batch_size", "row_length")})
+        c.model.update(model)
+        c.model.update(dropout=dropout, attention_dropout=dropout, dtype=dtype)
+        # [CLS] and [SEP] are never predicted.
+        c.corruption.rate = self.predictions_per_row / (preset.row_length - 2)
+        c.corruption.count = "exact"
+        c.parallel.mode = "jit"  # the one that can be compiled ahead
+        self.vocabulary = Vocabulary(preset.vocab_size)
+        self.counts_V = np.ones(preset.vocab_size)
+        mesh = parallel.make_mesh({"data": jax.device_count()})
+        self.program = program.make_program(c, self.vocabulary, self.counts_V, mesh)
+        self.batch = random_batch(preset)
+        self.state = self.program.init(jax.random.key(0), config.hparams(c))
+
+    @functools.cached_property
+    def compiled(self):
+        begin = time.perf_counter()
+        compiled = self.program.train_step.lower(self.state, self.batch).compile()
+        self.compile_seconds = time.perf_counter() - begin
+        return compiled
+
+    def step(self):
+        """One update, waited for."""
+        self.state, metrics = self.compiled(self.state, self.batch)
+        return jax.block_until_ready(metrics)
+
+    def flops(self):
+        sizes = self.preset._asdict()
+        del sizes["num_heads"]
+        sizes["num_rows"] = sizes.pop("batch_size")
+        return step_flops(**sizes, predictions_per_row=self.predictions_per_row)
+
+    def settings(self):
+        """What was measured, under the names that other benchmarks of a step use."""
+        c, preset, compiled = self.config, self.preset, self.compiled
+        return {
+            "impl": "mlm_jax",
+            "L": preset.num_layers,
+            "H": preset.width,
+            "A": preset.num_heads,
+            "FF": preset.mlp_width,
+            "V": preset.vocab_size,
+            "seq": preset.row_length,
+            "batch": preset.batch_size,
+            "K": self.predictions_per_row,
+            "dtype": c.model.dtype,
+            "dropout": c.model.dropout,
+            "huge_pages": huge_pages.are_asked_for(),
+            "compile_s": round(self.compile_seconds, 2),
+            "temporary_mb": round(benchmark_parts.temporary_bytes(compiled) / 2**20),
+            "gflop_step": round(self.flops() / 1e9, 2),
+        }
 
 
-def random_batch(batch_size, row_length, vocab_size, seed=0):
+def random_batch(preset, seed=0):
     """Returns full rows of one segment, four words in five a single token."""
     rng = np.random.default_rng(seed)
-    shape = batch_size, row_length
-    tokens_BxL = rng.integers(5, vocab_size, shape, dtype=np.int32)
+    shape = preset.batch_size, preset.row_length
+    tokens_BxL = rng.integers(5, preset.vocab_size, shape, dtype=np.int32)
     tokens_BxL[:, 0], tokens_BxL[:, -1] = 2, 3
     return {
         "tokens": tokens_BxL,
         "segment": np.ones(shape, np.int32),
-        "position": np.tile(np.arange(row_length, dtype=np.int32), (batch_size, 1)),
+        "position": np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1)),
         "word_start": rng.random(shape) < 0.8,
-        "row": np.arange(batch_size, dtype=np.int32),
-        "epoch": np.zeros(batch_size, np.int32),
+        "row": np.arange(shape[0], dtype=np.int32),
+        "epoch": np.zeros(shape[0], np.int32),
     }
 
 
-def corruption():
-    vocabulary = Vocabulary(VOCAB_SIZE.value)
-    counts_V = np.ones(VOCAB_SIZE.value)
-    c = mini(VOCAB_SIZE.value)
-    mesh = parallel.make_mesh({"data": 1})
-    built = program.make_program(c, vocabulary, counts_V, mesh)
-    batch = random_batch(BATCH_SIZE.value, ROW_LENGTH.value, VOCAB_SIZE.value)
-    state = built.init(jax.random.key(0), config.hparams(c))
-
-    def step():
-        nonlocal state
-        state, metrics = built.train_step(state, batch)
-        return metrics
-
-    calls = {"step": step}
-    hashes_N = np.random.default_rng(0).integers(0, 2**64, NUM_COLLOCATIONS, np.uint64)
-    for strategy in units.STRATEGIES:
-        c.corruption.strategy = strategy
-        found = collocations.from_hashes(hashes_N) if strategy == "pmi" else None
-        corrupt = jax.jit(
-            program.corrupt_of(c, vocabulary, counts_V, c.corruption, found)
-        )
-        arguments = jax.device_put(
-            (jax.random.key(0), batch, settings.hparams(c.corruption), 0.0)
-        )
-        calls[strategy] = functools.partial(corrupt, *arguments)
-    seconds = measure(calls, (), ROUNDS.value)
-    for name in calls:
-        yield {
-            "part": name,
-            "ms": round(seconds[name] * 1e3, 2),
-            "share_of_step": round(seconds[name] / seconds["step"], 4),
-        }
+def matrix_product(dtype, size=1024):
+    """Returns (a call that multiplies two square matrices, its operations)."""
+    x = jnp.ones((size, size), dtype)
+    product = jax.jit(jnp.matmul).lower(x, x).compile()
+    return lambda: product(x, x), 2 * size**3
 
 
-PARTS = {"loss_head": loss_head, "corruption": corruption}
+def measure_step(bench):
+    """Returns the figures of a step, measured in turn with a matrix product."""
+    product, product_flops = matrix_product(bench.config.model.dtype)
+    calls = {"step": bench.step} | {f"product {n}": product for n in range(5)}
+    seconds = benchmark_parts.measure(calls, rounds=STEPS.value)
+    step_times = seconds.pop("step")
+    step_seconds = statistics.median(step_times)
+    rate = product_flops / min(min(times) for times in seconds.values())
+    num_tokens = bench.preset.batch_size * bench.preset.row_length
+    return {
+        "step_ms": round(step_seconds * 1e3, 2),
+        "min_ms": round(min(step_times) * 1e3, 2),
+        "tokens_per_s": round(num_tokens / step_seconds),
+        "gflops_per_s": round(bench.flops() / step_seconds / 1e9, 1),
+        "matrix_gflops_per_s": round(rate / 1e9, 1),
+        "mfu": round(bench.flops() / step_seconds / rate, 3),
+        "peak_rss_mb": peak_rss_mb(),
+    }
+
+
+def peak_rss_mb():
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (2**20 if sys.platform == "darwin" else 2**10))
+
+
+def serve(bench):
+    bench.step()
+    print(json.dumps(bench.settings() | {"ready": True}), flush=True)
+    for line in sys.stdin:
+        bench.step()  # wakes the threads up
+        samples = []
+        for _ in range(int(line)):
+            begin = time.perf_counter()
+            bench.step()
+            samples.append({"ms": (time.perf_counter() - begin) * 1e3, "other": 0.0})
+        print(json.dumps(samples), flush=True)
 
 
 def main(arguments):
     del arguments
-    for line in PARTS[PART.value]():
-        print(json.dumps(line))
+    overrides = {
+        flag.name: flag.value
+        for flag in (VOCAB_SIZE, BATCH_SIZE, ROW_LENGTH)
+        if flag.value is not None
+    }
+    preset = PRESETS[PRESET.value]._replace(**overrides)
+    bench = Bench(preset, rate=RATE.value, dropout=DROPOUT.value, dtype=DTYPE.value)
+    if SERVE.value:
+        serve(bench)
+        return
+    if PART.value:
+        lines = benchmark_parts.PARTS[PART.value](bench, STEPS.value)
+    else:
+        lines = measured(bench)
+    for line in lines:
+        print(json.dumps({"preset": PRESET.value} | line), flush=True)
+
+
+def measured(bench):
+    yield bench.settings() | measure_step(bench)
+    if BREAKDOWN.value:
+        yield from benchmark_parts.breakdown(bench, STEPS.value)
 
 
 if __name__ == "__main__":
+    huge_pages.restart_with_huge_pages()
     command.run(main)

@@ -105,6 +105,10 @@ RULES = {
     "model.norm_position": _one_of("post", "pre"),
     "model.position": _one_of("learned", "rotary"),
     "model.dropout": DROPOUT,
+    "model.attention_dropout": DROPOUT,
+    "model.scan_unroll": Rule(
+        "None, or an integer of 1 or more", lambda value: value is None or value >= 1
+    ),
     "model.dtype": _one_of("float32", "bfloat16"),
     "optim.name": _one_of("adamw", "sgd"),
     "optim.num_steps": _at_least(1),

@@ -1,5 +1,6 @@
 """Sums to scalars, and where they go: metrics.jsonl, TensorBoard, a progress line."""
 
+import contextlib
 import json
 import math
 import pathlib
@@ -148,7 +149,7 @@ class Progress:
         self._in_place = stream.isatty()
         self._printed = -math.inf
         self._steps = self._tokens = 0
-        self._seconds = 0.0
+        self._seconds = self._waited = 0.0
         self.pause()
 
     def pause(self):
@@ -164,11 +165,23 @@ class Progress:
             self._seconds += now - self._since
         self._since = now
 
+    @contextlib.contextmanager
+    def waiting(self):
+        """Counts what is done inside as waiting for input."""
+        begin = time.perf_counter()
+        yield
+        if self._since is not None:
+            self._waited += time.perf_counter() - begin
+
     def speed(self):
-        """Returns {"train/tokens_per_second": number}; nothing before it is known."""
+        """Returns `train/tokens_per_second`, and `train/input_wait`, the share of the
+        time spent waiting for rows; nothing before they are known."""
         if not self._steps:
             return {}
-        return {"train/tokens_per_second": self._tokens / self._seconds}
+        return {
+            "train/tokens_per_second": self._tokens / self._seconds,
+            "train/input_wait": self._waited / self._seconds,
+        }
 
     def line(self, step, scalars):
         left = mean(self._seconds, self._steps) * (self._num_steps - step)
@@ -176,7 +189,8 @@ class Progress:
         if "train/loss" in scalars:
             loss, accuracy = scalars["train/loss"], scalars["train/accuracy"]
             text += f"  loss {loss:.3f}  accuracy {accuracy:.1%}"
-        for tokens_per_second in self.speed().values():
+        if speed := self.speed():
+            tokens_per_second = speed["train/tokens_per_second"]
             text += f"  {tokens_per_second:,.0f} tokens/s  {_duration(left)} left"
         return text
 

@@ -1,13 +1,13 @@
-"""The Optax chain, and which parameters decay."""
+"""The Optax chain, clipping, and which parameters decay."""
 
 import jax
+import jax.numpy as jnp
 import optax
 
 
 def adamw(learning_rate, hparams):
-    """AdamW (Loshchilov & Hutter 2019), after clipping of the whole gradient."""
+    """AdamW (Loshchilov & Hutter 2019)."""
     return optax.chain(
-        optax.clip_by_global_norm(hparams["clip_norm"]),
         optax.scale_by_adam(hparams["b1"], hparams["b2"], hparams["eps"]),
         optax.add_decayed_weights(hparams["weight_decay"], mask=decays),
         optax.scale_by_learning_rate(learning_rate),
@@ -17,9 +17,15 @@ def adamw(learning_rate, hparams):
 def sgd(learning_rate, hparams):
     """Plain gradient descent, the optimizer that hides no error of scale in tests."""
     return optax.chain(
-        optax.clip_by_global_norm(hparams["clip_norm"]),
         optax.add_decayed_weights(hparams["weight_decay"], mask=decays),
         optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def clip_factor(grad_norm, clip_norm):
+    """What brings a gradient of this norm down to `clip_norm`; 1 where it is below."""
+    return jnp.minimum(
+        1, clip_norm / jnp.maximum(grad_norm, jnp.finfo(jnp.float32).tiny)
     )
 
 

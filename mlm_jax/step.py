@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mlm_jax import collectives, keys
+from mlm_jax import collectives, keys, optim
 from mlm_jax.corruption import weights
 from mlm_jax.keys import Purpose
 from mlm_jax.loss import masked_cross_entropy
@@ -85,9 +85,12 @@ def train_step(
     grads, loss_sums = sum_grads(loss_fn, params, batch, state.key, num_microbatches)
     grads, sums = collectives.psum((grads, sums | loss_sums), axis)
 
-    # The mean is over every prediction of the global batch, so divide last.
+    # The mean is over every prediction of the global batch, so divide last. Mean and
+    # clipping are one factor: each more would be a pass over all gradients.
     weight = jnp.where(sums["weight"] > 0, sums["weight"], 1)
-    grads = jax.tree.map(lambda g: g / weight, grads)
+    grad_norm = optax.tree.norm(grads) / weight
+    factor = optim.clip_factor(grad_norm, state.hparams["clip_norm"]) / weight
+    grads = jax.tree.map(lambda g: g * factor, grads)
     learning_rate = schedule(state.step + 1, state.hparams)
     transform = optimizer(learning_rate, state.hparams)
     updates, opt_state = transform.update(grads, state.opt_state, state.params)
@@ -99,7 +102,7 @@ def train_step(
         token_loss = weights.updated(token_loss, *by_token, decay)
     metrics = sums | {
         "learning_rate": learning_rate,
-        "grad_norm": optax.tree.norm(grads),
+        "grad_norm": grad_norm,
     }
     state = state.replace(
         step=state.step + 1,

@@ -13,7 +13,7 @@ import signal
 import jax
 import numpy as np
 
-from mlm_jax import checkpoint, command, config, metrics, parallel
+from mlm_jax import checkpoint, command, config, huge_pages, metrics, parallel
 from mlm_jax.data import pipeline, rows
 from mlm_jax.data.tokenizer import Tokenizer
 from mlm_jax.errors import InputError, NonFiniteError, Preempted
@@ -96,7 +96,9 @@ def _train(c, workdir, program, state, start, train_batches, exam, checkpoints):
                 )
             if is_last:
                 return state
-            state, step_metrics = program.train_step(state, next(batches))
+            with progress.waiting():
+                batch = next(batches)
+            state, step_metrics = program.train_step(state, batch)
             log.add(step + 1, step_metrics)
 
 
@@ -223,7 +225,9 @@ def _describe(store, state, mesh, exam, start):
         f"{begin}: {num_params:,} parameters, {len(store.train):,} rows of "
         f"{store.row_length} tokens, {len(store.validation):,} held out, "
         f"vocabulary {store.tokenizer.vocab_size:,}, {mesh.size} "
-        f"{mesh.devices.flat[0].platform} device(s), unigram entropy {exam.entropy:.4f}"
+        f"{mesh.devices.flat[0].platform} device(s), "
+        f"huge pages {'on' if huge_pages.are_asked_for() else 'off'}, "
+        f"unigram entropy {exam.entropy:.4f}"
     )
 
 
@@ -233,4 +237,5 @@ def main(arguments):
 
 
 if __name__ == "__main__":
+    huge_pages.restart_with_huge_pages()
     command.run(main)

@@ -60,6 +60,8 @@ def tiny_model(**changes):
         norm_position="post",
         position="learned",
         dropout=0.0,
+        attention_dropout=0.0,
+        scan_unroll=1,
         dtype="float32",
     )
     return make_model(**settings | changes)

@@ -1,19 +1,28 @@
-"""The heads that the benchmark compares do the same work."""
+"""What the benchmark measures is what it says, and the work it counts is there."""
 
 import functools
+import io
+import json
+import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from mlm_jax import benchmark
+from mlm_jax import benchmark, benchmark_parts, flops, huge_pages
+
+PRESET = benchmark.Preset(2, 32, 2, 64, 1024, batch_size=32, row_length=64)
+
+
+@functools.cache
+def bench(rate=0.5):
+    return benchmark.Bench(PRESET, rate=rate, dropout=0.1)
 
 
 @functools.cache
 def heads():
-    inputs = benchmark.make_inputs(
-        batch_size=32, row_length=64, width=16, vocab_size=4096, rate=0.5
-    )
-    return benchmark.compile_heads(inputs), inputs
+    return benchmark_parts.compile_heads(bench())
 
 
 def test_the_three_heads_agree():
@@ -29,6 +38,94 @@ def test_the_three_heads_agree():
 def test_the_fused_head_never_holds_all_logits():
     """Four chunks of 256 predictions, against 1,024 at once and all 2,048 positions."""
     compiled, _ = heads()
-    memory = {name: benchmark.temporary_bytes(head) for name, head in compiled.items()}
+    memory = {
+        name: benchmark_parts.temporary_bytes(head) for name, head in compiled.items()
+    }
     assert memory["fused"] < memory["gathered"] < memory["full"]
     assert memory["full"] > 2 * memory["fused"]
+
+
+def test_the_step_predicts_what_is_counted_and_learns():
+    b = bench()
+    first, second = (jax.device_get(b.step()) for _ in range(2))
+    assert first["num_masked"] == PRESET.batch_size * b.predictions_per_row == 32 * 32
+    assert np.isfinite(first["loss"]) and second["loss"] != first["loss"]
+
+
+def test_flops_are_those_of_a_hand_count():
+    """One layer of width 2, MLP 3, rows of 5, vocabulary 7, two rows, one prediction
+    in each: 10 x (8 x 4 + 4 x 6 + 4 x 10) + 2 x (2 x 4 + 2 x 14), three times."""
+    counted = flops.step_flops(
+        num_layers=1,
+        width=2,
+        mlp_width=3,
+        row_length=5,
+        vocab_size=7,
+        num_rows=2,
+        predictions_per_row=1,
+    )
+    assert counted == 3 * (10 * 96 + 2 * 36) == 3096
+
+
+def test_flops_are_what_the_compiler_counts():
+    """Its count has the softmaxes, norms, dropout and optimizer too. Where nothing is
+    scanned: it counts the body of a loop once."""
+    preset = benchmark.Preset(2, 128, 2, 512, 1024, batch_size=8, row_length=64)
+    b = benchmark.Bench(preset, rate=0.25)
+    assert preset.batch_size * b.predictions_per_row <= 256  # a single chunk
+    lowered = b.program.train_step.lower(b.state, b.batch)
+    counted = lowered.cost_analysis()["flops"]
+    assert 1 < counted / b.flops() < 1.15
+
+
+def test_measure_takes_turns():
+    order: list[str] = []
+
+    def call(name):
+        order.append(name)
+        return jnp.zeros(())
+
+    seconds = benchmark_parts.measure(
+        {name: functools.partial(call, name) for name in "ab"}, rounds=2
+    )
+    assert order == list("ababab")  # the first round is not measured
+    assert {name: len(times) for name, times in seconds.items()} == {"a": 2, "b": 2}
+
+
+def test_serve_measures_when_it_is_asked(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("2\n1\n"))
+    benchmark.serve(bench())
+    ready, *samples = map(json.loads, capsys.readouterr().out.splitlines())
+    assert ready["ready"] and ready["K"] == 32 and ready["gflop_step"] > 0
+    assert [len(times) for times in samples] == [2, 1]
+    assert all(sample["ms"] > 0 for times in samples for sample in times)
+
+
+@pytest.mark.parametrize(
+    "library, kernel, expected",
+    [
+        (("glibc", "2.36"), "always [madvise] never", True),
+        (("glibc", "2.36"), "[always] madvise never", True),
+        (("glibc", "2.36"), "always madvise [never]", False),
+        (("glibc", "2.31"), "always [madvise] never", False),
+        (("", ""), "always [madvise] never", False),
+        (("glibc", "2.36"), None, False),
+    ],
+)
+def test_huge_pages_are_asked_for_where_they_exist(
+    library, kernel, expected, monkeypatch, tmp_path
+):
+    """And the command is started again exactly once, with other tunables kept."""
+    path = tmp_path / "enabled"
+    if kernel:
+        path.write_text(kernel)
+    started = []
+    monkeypatch.setattr(huge_pages, "KERNEL", path)
+    monkeypatch.setattr(huge_pages.platform, "libc_ver", lambda: library)
+    monkeypatch.setattr(huge_pages.os, "execv", lambda *args: started.append(args))
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=1")
+    for _ in range(2):
+        huge_pages.restart_with_huge_pages()
+    assert started == [(sys.executable, sys.orig_argv)] * expected
+    assert huge_pages.are_asked_for() == expected
+    assert huge_pages.os.environ["GLIBC_TUNABLES"].startswith("glibc.malloc.check=1")

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import special
+from scipy import special, stats
 
+from mlm_jax.model import attention, layers
 from mlm_jax.model import encoder as encoder_module
-from mlm_jax.model import layers
 from tests.helpers import CLS, SEP, make_batch, random_params, tiny_model
 
 LENGTH = 16
@@ -265,6 +265,45 @@ def test_encoder_and_head_equal_the_reference(norm_position, position):
     np.testing.assert_array_equal(bias_V, params["bias"])
 
 
+@pytest.mark.parametrize("scan_unroll", [2, 3])
+def test_unrolled_layers_are_the_same_layers(scan_unroll):
+    """Dropout included, whether or not the turns come out even."""
+    changes = dict(num_layers=3, dropout=0.3, attention_dropout=0.3)
+    batch, keys_B = random_batch(3), dropout_keys(range(3))
+    scanned = encode(batch, keys_B=keys_B, **changes)
+    unrolled = encode(batch, keys_B=keys_B, scan_unroll=scan_unroll, **changes)
+    np.testing.assert_allclose(unrolled, scanned, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(7, 3, 5), (7, 5, 3), (4, 4, 4)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_dense_layer_and_its_gradients(shape, dtype):
+    """The kernel is wide or tall; its gradient is a float32 sum in either dtype."""
+    num_rows, num_inputs, num_features = shape
+    rng = np.random.default_rng(0)
+    layer = layers.Dense(num_features, jnp.dtype(dtype))
+    x_NxD = rng.normal(size=(num_rows, num_inputs)).astype(np.float32)
+    dy_NxF = rng.normal(size=(num_rows, num_features)).astype(np.float32)
+    params = {
+        "kernel": rng.normal(size=(num_inputs, num_features)).astype(np.float32),
+        "bias": rng.normal(size=num_features).astype(np.float32),
+    }
+
+    def total(params, x_NxD):
+        y_NxF = layer.apply({"params": params}, x_NxD)
+        assert y_NxF.dtype == dtype
+        return jnp.sum(y_NxF.astype(jnp.float32) * dy_NxF), y_NxF
+
+    (grads, dx_NxD), y_NxF = jax.grad(total, (0, 1), has_aux=True)(params, x_NxD)
+    rtol, atol = (1e-5, 1e-5) if dtype == "float32" else (0.02, 0.05)
+    close = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol)
+    close(y_NxF.astype(np.float32), x_NxD @ params["kernel"] + params["bias"])
+    close(dx_NxD, dy_NxF @ params["kernel"].T)
+    close(grads["kernel"], x_NxD.T @ dy_NxF)
+    close(grads["bias"], dy_NxF.sum(0))
+    assert grads["kernel"].dtype == jnp.float32
+
+
 def test_the_layers_of_the_scan_differ_at_the_start():
     """One seed for all of them would make them one layer applied twice."""
     model, _ = model_and_params()
@@ -380,8 +419,8 @@ def test_bfloat16_leaves_parameters_in_float32():
 @pytest.mark.parametrize("rate", [0.1, 0.5, 1e-5, 0.9])
 def test_dropout_keeps_the_mean_and_meets_its_rate(rate, monkeypatch):
     """Given every 16-bit number once, the share dropped is what it is by design."""
-    every_N = np.arange(2**16, dtype=np.uint16).view(np.uint32)
-    monkeypatch.setattr(jax.random, "bits", lambda key, shape: jnp.asarray(every_N))
+    every_1xN = jnp.arange(2**16, dtype=jnp.uint16)[None]
+    monkeypatch.setattr(layers, "_random_bits", lambda keys_B, num_units: every_1xN)
     keys_B = jax.random.split(jax.random.key(0), 1)
     y_NxD = np.asarray(layers.dropout(keys_B, jnp.ones((2**13, 8)), rate), np.float64)
     share = (y_NxD == 0).mean()
@@ -405,6 +444,30 @@ def test_dropout_draws_its_bits_evenly():
     # Neighbours are independent: they drop together in one of a hundred.
     pairs = (dropped_BxU[:, 1:] & dropped_BxU[:, :-1]).mean()
     assert abs(pairs - 0.01) < 5 * np.sqrt(0.01 * 0.99 / (num_rows * 14))
+
+
+def test_the_hashed_bits_look_random():
+    """By chi-square and correlation, along a row, over rows of neighbouring keys, and
+    between sites, whose keys are split from one."""
+    num_rows, num_units = 64, 2**14
+    rows_B = dropout_keys(range(num_rows))
+    sites_2xB = jax.vmap(lambda key: jax.random.split(key, 2), out_axes=1)(rows_B)
+    bits_2xBxU = np.stack(
+        [np.asarray(layers._random_bits(keys_B, num_units)) for keys_B in sites_2xB]
+    )
+    for byte in (bits_2xBxU >> 8, bits_2xBxU & 255):
+        counts = np.bincount(byte.ravel(), minlength=256)
+        assert stats.chisquare(counts).pvalue > 1e-4
+    z_2xBxU = (bits_2xBxU - bits_2xBxU.mean()) / bits_2xBxU.std()
+    pairs = {f"lag {n}": (z_2xBxU[..., n:], z_2xBxU[..., :-n]) for n in (1, 2, 3, 16)}
+    pairs["rows"] = z_2xBxU[:, 1:], z_2xBxU[:, :-1]
+    pairs["sites"] = z_2xBxU[0], z_2xBxU[1]
+    for name, (a, b) in pairs.items():
+        assert abs(np.mean(a * b)) < 5 / np.sqrt(a.size), name
+        # Dropped together as often as independent ones are.
+        together = np.mean((a < -1.5) & (b < -1.5))
+        expected = np.mean(a < -1.5) * np.mean(b < -1.5)
+        assert abs(together - expected) < 5 * np.sqrt(expected / a.size), name
 
 
 def dropout_keys(rows, seed=0):
@@ -434,6 +497,51 @@ def test_no_keys_no_dropout():
     np.testing.assert_allclose(encode(batch, dropout=0.3), without, atol=1e-6)
     keys_B = dropout_keys(range(4))
     np.testing.assert_allclose(encode(batch, keys_B=keys_B), without, atol=1e-6)
+
+
+def attention_inputs(num_rows=3, num_heads=2, head_size=4):
+    """Returns query, key, value and the mask of packed rows."""
+    rng = np.random.default_rng(0)
+    shape = 3, num_rows, LENGTH, num_heads, head_size
+    mask = attention.segment_mask(np.tile(SEGMENT_L, (num_rows, 1)))
+    return *jnp.asarray(rng.normal(size=shape), jnp.float32), mask
+
+
+def test_attention_with_its_weights_at_hand_is_the_same_attention():
+    *qkv, mask = attention_inputs()
+    want = jax.nn.dot_product_attention(*qkv, mask=mask)
+    have = attention.attend(*qkv, mask, lambda weight: weight)
+    np.testing.assert_allclose(have, want, atol=1e-6)
+
+
+def test_attention_dropout_drops_weights_and_keeps_the_mean():
+    """The value one-hot in the position shows the weights; no sum is one any more."""
+    query, key, _, mask = attention_inputs(head_size=LENGTH)
+    value = jnp.broadcast_to(jnp.eye(LENGTH)[None, :, None], query.shape)
+
+    def weights(keys_B):
+        return attention.attend(
+            query, key, value, mask, lambda w: layers.dropout(keys_B, w, 0.25)
+        )
+
+    whole = weights(None)
+    many = jnp.stack([weights(dropout_keys(range(3), seed)) for seed in range(200)])
+    is_seen = np.broadcast_to(np.asarray(whole) > 0, many.shape)
+    assert abs((np.asarray(many)[is_seen] == 0).mean() - 0.25) < 0.01
+    assert (np.asarray(many)[~is_seen] == 0).all()
+    np.testing.assert_allclose(many.mean(0), whole, atol=0.15)
+    np.testing.assert_allclose((many.mean(0) - whole).mean(), 0, atol=2e-3)
+
+
+def test_attention_dropout_of_a_row_depends_on_its_own_key_only():
+    batch, others = random_batch(4), random_batch(4, seed=1)
+    others["tokens"][3] = batch["tokens"][1]
+    run = functools.partial(encode, attention_dropout=0.3)
+    x_BxLxD = run(batch, keys_B=dropout_keys([0, 1, 2, 3]))
+    y_BxLxD = run(others, keys_B=dropout_keys([7, 8, 9, 1]))
+    np.testing.assert_allclose(y_BxLxD[3], x_BxLxD[1], atol=1e-5)
+    assert np.abs(run(batch)[1] - x_BxLxD[1]).max() > 0.01
+    np.testing.assert_allclose(run(batch), encode(batch), atol=1e-6)
 
 
 @pytest.mark.parametrize("norm_position", NORM_POSITIONS)

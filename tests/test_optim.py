@@ -274,6 +274,8 @@ def test_adamw_equals_the_reference_over_ten_steps_and_compiles_once():
     def update(params, opt_state, grads, rate, numbers):
         nonlocal num_traces
         num_traces += 1
+        factor = optim.clip_factor(optax.tree.norm(grads), numbers["clip_norm"])
+        grads = jax.tree.map(lambda g: g * factor, grads)
         transform = optim.adamw(rate, numbers)
         updates, opt_state = transform.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state

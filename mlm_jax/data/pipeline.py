@@ -56,6 +56,11 @@ class TrainBatches:
         self._offset = process_index * self._local_size
         self._orders: dict[int, np.ndarray] = {}
 
+    @property
+    def num_rows(self) -> int:
+        """Rows in an epoch."""
+        return len(self._rows)
+
     def __getitem__(self, k: int) -> Batch:
         first = k * self._batch_size + self._offset
         index_B = np.arange(first, first + self._local_size)

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mlm_jax.model.layers import dense
+from mlm_jax.model.layers import Dense, dropout
 
 
 def segment_mask(segment_BxL):
@@ -33,22 +33,49 @@ def rotate(x_BxLxHxK, cos, sin):
 
 
 class SelfAttention(nn.Module):
-    """Attention of `num_heads` heads; no rotation if `cos_sin` is None."""
+    """Attention of `num_heads` heads; no rotation if `cos_sin` is None.
+
+    With `keys_B` the attention weights are dropped out at rate `dropout`, as in BERT.
+    """
 
     num_heads: int
+    dropout: float
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, x_NxD, mask_Bx1xLxL, cos_sin):
+    def __call__(self, x_NxD, mask_Bx1xLxL, cos_sin, keys_B):
         width = x_NxD.shape[-1]
         length = mask_Bx1xLxL.shape[-1]
 
         def heads(name):
-            y_NxD = dense(width, name, self.dtype)(x_NxD)
+            y_NxD = Dense(width, self.dtype, name=name)(x_NxD)
             return y_NxD.reshape(-1, length, self.num_heads, width // self.num_heads)
 
         query, key, value = heads("query"), heads("key"), heads("value")
         if cos_sin is not None:
             query, key = rotate(query, *cos_sin), rotate(key, *cos_sin)
-        y_BxLxHxK = jax.nn.dot_product_attention(query, key, value, mask=mask_Bx1xLxL)
-        return dense(width, "out", self.dtype)(y_BxLxHxK.reshape(-1, width))
+        if keys_B is None or self.dropout == 0:
+            y_BxLxHxK = jax.nn.dot_product_attention(
+                query, key, value, mask=mask_Bx1xLxL
+            )
+        else:
+            y_BxLxHxK = attend(
+                query,
+                key,
+                value,
+                mask_Bx1xLxL,
+                lambda w: dropout(keys_B, w, self.dropout),
+            )
+        y_NxD = y_BxLxHxK.reshape(-1, width)
+        return Dense(width, self.dtype, name="out")(y_NxD)
+
+
+def attend(query, key, value, mask_Bx1xLxL, drop):
+    """Attention with its weights at hand, which fused kernels keep to themselves."""
+    scale = query.shape[-1] ** -0.5
+    score_BxHxLxL = jnp.einsum(
+        "blhk,bshk->bhls", query * scale, key, preferred_element_type=jnp.float32
+    )
+    score_BxHxLxL = jnp.where(mask_Bx1xLxL, score_BxHxLxL, -jnp.inf)
+    weight_BxHxLxL = jax.nn.softmax(score_BxHxLxL).astype(query.dtype)
+    return jnp.einsum("bhls,bshk->blhk", drop(weight_BxHxLxL), value)

@@ -25,23 +25,26 @@ class Block(nn.Module):
     mlp_width: int
     norm_position: str
     dropout: float
+    attention_dropout: float
     dtype: jnp.dtype
 
     @nn.compact
     def __call__(self, x_NxD, keys_B, mask_Bx1xLxL, cos_sin):
-        attention = SelfAttention(self.num_heads, self.dtype, name="attention")
+        attention = SelfAttention(
+            self.num_heads, self.attention_dropout, self.dtype, name="attention"
+        )
         mlp = MLP(self.mlp_width, self.dtype, name="mlp")
         attention_norm = layer_norm("attention_norm", self.dtype)
         mlp_norm = layer_norm("mlp_norm", self.dtype)
-        keys = (None, None) if keys_B is None else _split(keys_B, 2)
+        keys = (None, None, None) if keys_B is None else _split(keys_B, 3)
 
         if self.norm_position == "post":
-            y_NxD = attention(x_NxD, mask_Bx1xLxL, cos_sin)
+            y_NxD = attention(x_NxD, mask_Bx1xLxL, cos_sin, keys[2])
             x_NxD = attention_norm(x_NxD + dropout(keys[0], y_NxD, self.dropout))
             y_NxD = mlp(x_NxD)
             x_NxD = mlp_norm(x_NxD + dropout(keys[1], y_NxD, self.dropout))
         else:
-            y_NxD = attention(attention_norm(x_NxD), mask_Bx1xLxL, cos_sin)
+            y_NxD = attention(attention_norm(x_NxD), mask_Bx1xLxL, cos_sin, keys[2])
             x_NxD = x_NxD + dropout(keys[0], y_NxD, self.dropout)
             y_NxD = mlp(mlp_norm(x_NxD))
             x_NxD = x_NxD + dropout(keys[1], y_NxD, self.dropout)
@@ -67,6 +70,8 @@ class Encoder(nn.Module):
     norm_position: str
     position: str
     dropout: float
+    attention_dropout: float
+    scan_unroll: int
     dtype: jnp.dtype
 
     def setup(self):
@@ -87,11 +92,13 @@ class Encoder(nn.Module):
             split_rngs={"params": True},
             in_axes=(0, nn.broadcast, nn.broadcast),
             length=self.num_layers,
+            unroll=self.scan_unroll,
         )(
             num_heads=self.num_heads,
             mlp_width=self.mlp_width,
             norm_position=self.norm_position,
             dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
             dtype=self.dtype,
         )
 

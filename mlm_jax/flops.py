@@ -1,0 +1,32 @@
+"""How much arithmetic a training step needs."""
+
+
+def step_flops(
+    *,
+    num_layers,
+    width,
+    mlp_width,
+    row_length,
+    vocab_size,
+    num_rows,
+    predictions_per_row,
+):
+    """Returns the floating-point operations of a training step's matrix products.
+
+    A multiply and an add are two. For N = rows x L tokens and P predictions, forward:
+
+        each layer    8 N D^2       query, key, value, output
+                      4 N D F       the two layers of the MLP
+                      4 N L D       scores, and the weighted sum of the values
+        the head      2 P D^2       transform
+                      2 P D V       logits
+
+    and twice as much backward (as counted by Kaplan et al. 2020). What an
+    implementation does beyond that, such as logits where nothing is predicted, empty
+    prediction slots, recomputation or softmax, does not count as work.
+    """
+    num_tokens = num_rows * row_length
+    num_predictions = num_rows * predictions_per_row
+    layer = num_tokens * (8 * width**2 + 4 * width * mlp_width + 4 * row_length * width)
+    head = num_predictions * (2 * width**2 + 2 * width * vocab_size)
+    return 3 * (num_layers * layer + head)
