@@ -95,7 +95,7 @@ def get_config():
     c.model.dropout = 0.1  # of the embeddings and of what each sublayer adds
     c.model.attention_dropout = 0.1  # of the attention weights
     # Layers in a turn of the scan over layers: more run faster and compile slower.
-    c.model.scan_unroll = placeholder(int)  # None: all of up to 6 layers, else 1
+    c.model.scan_unroll = placeholder(int)  # None: all of up to 12 layers, else 1
     c.model.dtype = "float32"  # of the computation; parameters are always float32
 
     c.optim = ml_collections.ConfigDict()
@@ -106,6 +106,8 @@ def get_config():
     c.optim.schedule = "linear"  # after the warm-up: constant, linear, cosine
     c.optim.weight_decay = 0.01  # kernels and embeddings only
     c.optim.clip_norm = 1.0  # of the gradient of the global mean loss
+    c.optim.label_smoothing = 0.0  # share of the target spread over all classes
+    c.optim.z_loss = 0.0  # weight of log(Z)^2, which keeps logits from drifting (PaLM)
     c.optim.b1 = 0.9
     c.optim.b2 = 0.999
     c.optim.eps = 1e-6

@@ -50,6 +50,7 @@ def eval_scalars(sums, rate):
         "loss": loss,
         "perplexity": perplexity(loss),
         "accuracy": mean(sums["num_correct"], sums["weight"]),
+        "top5": mean(sums["num_top5"], sums["weight"]),
         "num_masked": int(sums["num_masked"]),
         "mask_hash": int(sums["mask_hash"]),
     }

@@ -60,14 +60,18 @@ def make_program(c, tokenizer, counts_V, mesh):
         )
         return hparams["peak_learning_rate"] * scale
 
+    mode = parallel.mode_for(c.parallel.mode, mesh)
+    loss_fn = functools.partial(
+        step.make_loss_fn,
+        model,
+        tokenizer.vocab_size,
+        is_partitioned=mode == "jit" and mesh.size > 1,
+    )
     train_step = functools.partial(
         step.train_step,
         corrupt=train_corrupt(c, tokenizer, counts_V),
-        loss_fn=step.make_loss_fn(
-            model,
-            tokenizer.vocab_size,
-            train=True,
-            per_token=c.corruption.token_weights == "running_loss",
+        loss_fn=loss_fn(
+            train=True, per_token=c.corruption.token_weights == "running_loss"
         ),
         optimizer=optimizer,
         schedule=schedule,
@@ -76,9 +80,8 @@ def make_program(c, tokenizer, counts_V, mesh):
     eval_step = functools.partial(
         step.eval_step,
         corrupt=eval_corrupt(c, tokenizer),
-        loss_fn=step.make_loss_fn(model, tokenizer.vocab_size, train=False),
+        loss_fn=loss_fn(train=False),
     )
-    mode = c.parallel.mode
     return Program(
         model=model,
         abstract_state=abstract_state,

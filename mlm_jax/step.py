@@ -3,6 +3,8 @@
 Sums cross every boundary: rows, micro-batches, devices. Means are taken once, last.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -13,14 +15,15 @@ from mlm_jax.keys import Purpose
 from mlm_jax.loss import masked_cross_entropy
 
 
-def make_loss_fn(model, num_classes, *, train, per_token=False):
-    """Returns `loss_fn(params, corrupted batch, key) -> (loss sum, sums)`.
+def make_loss_fn(model, num_classes, *, train, per_token=False, is_partitioned=False):
+    """Returns `loss_fn(params, corrupted batch, key) -> (objective sum, sums)`, which
+    takes the settings of `masked_cross_entropy` by name. The sums are of bare losses.
 
     With `per_token` the sums have the losses by target, `token_losses` float32[V], and
     the predictions of each, `token_counts`.
     """
 
-    def loss_fn(params, batch, key):
+    def loss_fn(params, batch, key, **regularisers):
         dropout_keys = None
         if train:
             dropout_key = keys.purpose_key(key, Purpose.DROPOUT)
@@ -33,27 +36,31 @@ def make_loss_fn(model, num_classes, *, train, per_token=False):
             batch["predict"],
             dropout_keys,
         )
-        loss, (num_correct, losses_N) = masked_cross_entropy(
+        objective, predictions = masked_cross_entropy(
             hidden_BxMxD.reshape(-1, hidden_BxMxD.shape[-1]),
             table_VxD,
             bias_V,
             batch["targets"].reshape(-1),
             batch["weights"].reshape(-1),
             num_classes=num_classes,
+            is_partitioned=is_partitioned,
+            **regularisers,
         )
+        weights_N = batch["weights"].reshape(-1)
         is_used_BxM = batch["weights"] > 0
         sums = {
-            "loss": loss,
-            "num_correct": num_correct,
-            "weight": batch["weights"].sum(),
+            "loss": jnp.sum(weights_N * predictions.losses_N),
+            "num_correct": jnp.sum(weights_N * (predictions.ranks_N == 0)),
+            "num_top5": jnp.sum(weights_N * (predictions.ranks_N < 5)),
+            "weight": weights_N.sum(),
             "num_masked": is_used_BxM.sum(),
         }
         if per_token:
             targets_N = batch["targets"].reshape(-1)
             zeros_V = jnp.zeros_like(bias_V)
-            sums["token_losses"] = zeros_V.at[targets_N].add(losses_N)
+            sums["token_losses"] = zeros_V.at[targets_N].add(predictions.losses_N)
             sums["token_counts"] = zeros_V.at[targets_N].add(is_used_BxM.reshape(-1))
-        return loss, sums
+        return objective, sums
 
     return loss_fn
 
@@ -81,6 +88,8 @@ def train_step(
     batch, sums = corrupt(key, batch, numbers, progress)
     sums["num_tokens"] = jnp.sum(batch["segment"] > 0)
 
+    regularisers = {name: state.hparams[name] for name in ("label_smoothing", "z_loss")}
+    loss_fn = functools.partial(loss_fn, **regularisers)
     params = collectives.varying(state.params, axis)
     grads, loss_sums = sum_grads(loss_fn, params, batch, state.key, num_microbatches)
     grads, sums = collectives.psum((grads, sums | loss_sums), axis)
