@@ -200,9 +200,10 @@ REGULARISERS = [(0.0, 0.0), (0.1, 0.0), (0.0, 0.05), (0.1, 0.05)]
 
 @pytest.mark.parametrize("regularisers", REGULARISERS)
 @pytest.mark.parametrize("weights", ["zero and one", "fractional"])
-@pytest.mark.parametrize("chunk", [1, 4, 256])
+@pytest.mark.parametrize("chunk", [1, 4, 7, 256])
 def test_value_and_gradients_equal_the_unfused(chunk, weights, regularisers):
-    """13 slots: a chunk each, a last chunk not full, a chunk too large."""
+    """13 slots: a chunk each, a last chunk not full, a chunk too large. The vectors
+    have 6 numbers: chunks of fewer slots add to the table's gradient by blocks."""
     inputs = random_inputs(13, 11, weights)
     (value, predictions), grads = fused(
         *inputs, *regularisers, num_classes=11, chunk=chunk
