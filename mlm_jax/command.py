@@ -84,12 +84,19 @@ def _check_overrides(argv):
         if not match:
             continue
         field = match["field"]
-        if field not in fields:
-            raise InputError(f"config.{field} does not exist{_nearest(field, fields)}")
+        check_field(field, fields)
         if field in given:
             raise InputError(f"config.{field} is given twice.")
         given.add(field)
         _check_type(field, match["value"], fields[field])
+
+
+def check_field(field, fields, prefix="config."):
+    """Raises InputError, with the nearest name, if there is no such field."""
+    if field not in fields:
+        raise InputError(
+            f"{prefix}{field} does not exist{_nearest(field, fields, prefix)}"
+        )
 
 
 def _load_fields(argv):
@@ -119,7 +126,7 @@ def _names_in(folder):
     return [path.name for path in folder.iterdir()] if folder.is_dir() else []
 
 
-def _nearest(field, fields):
+def _nearest(field, fields, prefix):
     """Returns '; did you mean …?': the nearest path, or the nearest last name."""
     # Reversed, so that the first of several sections with a field of that name counts.
     last_names = {name.rsplit(".", 1)[-1]: name for name in reversed(fields)}
@@ -129,7 +136,7 @@ def _nearest(field, fields):
         last_names[name] for name in difflib.get_close_matches(last, last_names, 1)
     ]
     near = near or difflib.get_close_matches(field, fields, 1, 0)
-    return f"; did you mean config.{near[0]}?"
+    return f"; did you mean {prefix}{near[0]}?"
 
 
 def _check_type(field, text, default):

@@ -73,7 +73,8 @@ def train_step(
 
     `schedule(update, hparams)` is the learning rate of an update, counted from 1.
     Metrics are sums over the global batch, and `learning_rate` and `grad_norm` (of the
-    mean gradient, before clipping) of this update.
+    mean gradient, before clipping) of this update. Where the loss or the gradient norm
+    is not finite, the new state is the old one but for its step.
     """
     key = keys.purpose_key(state.key, Purpose.CORRUPTION)
     progress = state.step / state.hparams["num_steps"]
@@ -100,6 +101,13 @@ def train_step(
         by_token = sums.pop("token_losses"), sums.pop("token_counts")
         decay = state.hparams["token_loss_decay"]
         token_loss = weights.updated(token_loss, *by_token, decay)
+    # A select within the loops that write the new values anyway, so it costs nothing.
+    is_finite = jnp.isfinite(sums["loss"]) & jnp.isfinite(grad_norm)
+    params, opt_state, token_loss = jax.tree.map(
+        lambda new, old: jnp.where(is_finite, new, old),
+        (params, opt_state, token_loss),
+        (state.params, state.opt_state, state.token_loss),
+    )
     metrics = sums | {
         "learning_rate": learning_rate,
         "grad_norm": grad_norm,
