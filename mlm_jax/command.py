@@ -47,6 +47,9 @@ def run(main, *, positional=None):
             main(argv[1:])
         except MlmError as error:
             _exit(error)
+        except KeyboardInterrupt:
+            print("error: interrupted.", file=sys.stderr)
+            raise SystemExit(130) from None  # as the shell has it for SIGINT
 
     for name in {"config", "workdir"}.intersection(flags.FLAGS):  # shown by --help
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])

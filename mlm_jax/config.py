@@ -3,6 +3,7 @@
 Imports no jax, so that a wrong value is refused at once.
 """
 
+import difflib
 import json
 import pathlib
 from collections.abc import Callable
@@ -19,10 +20,11 @@ from mlm_jax.errors import InputError
 class Rule(NamedTuple):
     allowed: str
     holds: Callable[[Any], bool]
+    names: tuple[str, ...] = ()  # all that is allowed, where that is a choice
 
 
 def _one_of(*names):
-    return Rule(f"one of {', '.join(names)}", lambda value: value in names)
+    return Rule(f"one of {', '.join(names)}", lambda value: value in names, names)
 
 
 def _at_least(low):
@@ -197,7 +199,9 @@ def _check_rule(name, value, rule):
     except TypeError:
         holds = False
     if not holds:
-        raise InputError(f"config.{name} = {value!r}; expected {rule.allowed}.")
+        near = difflib.get_close_matches(str(value), rule.names, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise InputError(f"config.{name} = {value!r}; expected {rule.allowed}.{hint}")
 
 
 def _check_multiple(name, value, divisor_name, divisor):
@@ -245,18 +249,23 @@ def save(c, workdir):
 
 
 def load(workdir):
-    """Returns the config of a run. Raises InputError where there is none."""
+    """Returns the config of a run. Raises InputError where there is none, or where it
+    is not one that could have been saved."""
     path = pathlib.Path(workdir) / "config.json"
     try:
-        text = path.read_text()
-    except OSError as error:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
         raise InputError(
             f"--workdir={workdir} holds no run: no config.json."
         ) from error
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8
+        raise InputError(f"{path} cannot be read: {error}") from error
     try:
-        return ml_collections.ConfigDict(_tuples(json.loads(text))).lock()
-    except (ValueError, AttributeError) as error:
+        c = ml_collections.ConfigDict(_tuples(json.loads(text))).lock()
+        check(c)
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is not a saved config: {error}") from error
+    return c
 
 
 def _tuples(value):

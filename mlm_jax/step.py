@@ -91,9 +91,10 @@ def train_step(
     weight = jnp.where(sums["weight"] > 0, sums["weight"], 1)
     grad_norm = optax.tree.norm(grads) / weight
     factor = optim.clip_factor(grad_norm, state.hparams["clip_norm"]) / weight
-    grads = jax.tree.map(lambda g: g * factor, grads)
+    is_finite = jnp.isfinite(sums["loss"]) & jnp.isfinite(grad_norm)
+    grads = jax.tree.map(lambda g: jnp.where(is_finite, g * factor, -0.0), grads)
     learning_rate = schedule(state.step + 1, state.hparams)
-    transform = optimizer(learning_rate, state.hparams)
+    transform = optimizer(learning_rate, optim.frozen_unless(is_finite, state.hparams))
     updates, opt_state = transform.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     token_loss = state.token_loss
@@ -101,13 +102,18 @@ def train_step(
         by_token = sums.pop("token_losses"), sums.pop("token_counts")
         decay = state.hparams["token_loss_decay"]
         token_loss = weights.updated(token_loss, *by_token, decay)
-    # A select within the loops that write the new values anyway, so it costs nothing.
-    is_finite = jnp.isfinite(sums["loss"]) & jnp.isfinite(grad_norm)
-    params, opt_state, token_loss = jax.tree.map(
-        lambda new, old: jnp.where(is_finite, new, old),
-        (params, opt_state, token_loss),
-        (state.params, state.opt_state, state.token_loss),
+
+    def chosen(new, old):
+        return jax.tree.map(lambda n, o: jnp.where(is_finite, n, o), new, old)
+
+    # Frozen moments did not move: to choose between two would keep both in memory.
+    opt_state = jax.tree.map(
+        lambda new, old: new if new.ndim else chosen(new, old),
+        opt_state,
+        state.opt_state,
     )
+    params = chosen(params, state.params)
+    token_loss = chosen(token_loss, state.token_loss)
     metrics = sums | {
         "learning_rate": learning_rate,
         "grad_norm": grad_norm,

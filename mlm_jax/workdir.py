@@ -88,7 +88,7 @@ def check_config(workdir, c, allowed):
 
 def check_data(workdir, store, allowed):
     """The same for the vocabulary and the rows."""
-    environment = _read(workdir)
+    environment = read_environment(workdir)
     if not environment:
         return {}
     old = {
@@ -102,7 +102,7 @@ def record(workdir, store, step, devices, changes):
     """Writes `tokenizer.json`, and appends to `environment.json` what makes the steps
     from `step` on, if that has changed. Prints what has."""
     store.tokenizer.save(workdir / "tokenizer.json")
-    starts = _read(workdir).get("starts", []) if step else []
+    starts = read_environment(workdir).get("starts", []) if step else []
     now = _surroundings() | {"devices": devices}
     if changes:
         now["changed"] = {name: list(values) for name, values in changes.items()}
@@ -136,7 +136,8 @@ def _facts(store):
     }
 
 
-def _read(workdir):
+def read_environment(workdir):
+    """Returns what `record` wrote, or {} before. Raises InputError if it is damaged."""
     path = workdir / ENVIRONMENT
     if not path.exists():
         return {}
