@@ -111,6 +111,10 @@ def get_config():
     c.optim.b1 = 0.9
     c.optim.b2 = 0.999
     c.optim.eps = 1e-6
+    # A loss or gradient that is not finite never changes the state. stop: the run ends;
+    # skip: it goes on with the next batch, unless more than max_skips are so in a row.
+    c.optim.on_nonfinite = "stop"
+    c.optim.max_skips = 5
 
     c.parallel = ml_collections.ConfigDict()
     c.parallel.mode = "pmap"  # pmap, shard_map, jit
@@ -132,6 +136,10 @@ def get_config():
     c.checkpoint = ml_collections.ConfigDict()
     c.checkpoint.every_steps = 10_000
     c.checkpoint.keep = 2  # the newest ones
+    c.checkpoint.keep_every = 0  # and those at multiples of this step; 0 is none
+    # And the one with the lowest eval/loss at the first of eval.rates, among those
+    # saved at a step that was evaluated.
+    c.checkpoint.keep_best = False
 
     c.log = ml_collections.ConfigDict()
     c.log.every_steps = 100

@@ -15,13 +15,15 @@ from mlm_jax.model.head import MaskedLM, make_model
 class Program(NamedTuple):
     """The compiled functions of a run.
 
-    `init(key, hparams)` returns the state, placed like `abstract_state`. `train_step`
-    and `eval_step` are as `parallel` describes them.
+    `init(key, hparams)` returns the state, placed like `abstract_state`, and
+    `place_hparams(hparams)` that part of it. `train_step` and `eval_step` are as
+    `parallel` describes them.
     """
 
     model: MaskedLM
     abstract_state: Any
     init: Callable
+    place_hparams: Callable
     train_step: Callable
     eval_step: Callable
 
@@ -86,6 +88,10 @@ def make_program(c, tokenizer, counts_V, mesh):
         model=model,
         abstract_state=abstract_state,
         init=jax.jit(init, out_shardings=shardings),
+        place_hparams=jax.jit(
+            functools.partial(jax.tree.map, jax.numpy.asarray),
+            out_shardings=shardings.hparams,
+        ),
         train_step=parallel.compile_train_step(train_step, mode, mesh, shardings),
         eval_step=parallel.compile_eval_step(eval_step, mode, mesh, shardings),
     )

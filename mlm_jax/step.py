@@ -80,7 +80,8 @@ def train_step(
 
     `schedule(update, hparams)` is the learning rate of an update, counted from 1.
     Metrics are sums over the global batch, and `learning_rate` and `grad_norm` (of the
-    mean gradient, before clipping) of this update.
+    mean gradient, before clipping) of this update. Where the loss or the gradient norm
+    is not finite, the new state is the old one but for its step.
     """
     key = keys.purpose_key(state.key, Purpose.CORRUPTION)
     progress = state.step / state.hparams["num_steps"]
@@ -99,9 +100,10 @@ def train_step(
     weight = jnp.where(sums["weight"] > 0, sums["weight"], 1)
     grad_norm = optax.tree.norm(grads) / weight
     factor = optim.clip_factor(grad_norm, state.hparams["clip_norm"]) / weight
-    grads = jax.tree.map(lambda g: g * factor, grads)
+    is_finite = jnp.isfinite(sums["loss"]) & jnp.isfinite(grad_norm)
+    grads = jax.tree.map(lambda g: jnp.where(is_finite, g * factor, -0.0), grads)
     learning_rate = schedule(state.step + 1, state.hparams)
-    transform = optimizer(learning_rate, state.hparams)
+    transform = optimizer(learning_rate, optim.frozen_unless(is_finite, state.hparams))
     updates, opt_state = transform.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     token_loss = state.token_loss
@@ -109,6 +111,18 @@ def train_step(
         by_token = sums.pop("token_losses"), sums.pop("token_counts")
         decay = state.hparams["token_loss_decay"]
         token_loss = weights.updated(token_loss, *by_token, decay)
+
+    def chosen(new, old):
+        return jax.tree.map(lambda n, o: jnp.where(is_finite, n, o), new, old)
+
+    # Frozen moments did not move: to choose between two would keep both in memory.
+    opt_state = jax.tree.map(
+        lambda new, old: new if new.ndim else chosen(new, old),
+        opt_state,
+        state.opt_state,
+    )
+    params = chosen(params, state.params)
+    token_loss = chosen(token_loss, state.token_loss)
     metrics = sums | {
         "learning_rate": learning_rate,
         "grad_norm": grad_norm,
