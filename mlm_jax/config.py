@@ -147,8 +147,10 @@ RULES = {
 
 # What may change when a run is resumed: where, how often, and what else has made no
 # number of the run so far.
-FREE_ON_RESUME = ("checkpoint.", "log.", "parallel.", "data.cache_dir", "data.data_dir")
-FREE_ON_RESUME += ("optim.on_nonfinite", "optim.max_skips")
+FREE_ON_RESUME = (
+    *("checkpoint.", "log.", "parallel.", "data.cache_dir", "data.data_dir"),
+    *("optim.on_nonfinite", "optim.max_skips"),
+)
 
 
 def check(c):

@@ -23,8 +23,10 @@ from mlm_jax.data.tokenizer import Tokenizer
 from mlm_jax.errors import InputError, WorkdirBusyError
 
 ENVIRONMENT = "environment.json"
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-PACKAGES += ("tokenizers", "tensorflow-datasets", "array-record")
+PACKAGES = (
+    *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"),
+    *("tokenizers", "tensorflow-datasets", "array-record"),
+)
 ROOT = pathlib.Path(__file__).parents[1]
 
 
