@@ -13,8 +13,8 @@ import ml_collections
 import numpy as np
 
 from mlm_jax.corruption import settings
-from mlm_jax.data.cache import write_text
 from mlm_jax.errors import InputError
+from mlm_jax.files import write_text
 
 
 class Rule(NamedTuple):
@@ -150,13 +150,8 @@ RULES = {
 # What may change when a run is resumed: where, how often, and what else has made no
 # number of the run so far.
 FREE_ON_RESUME = (
-    "checkpoint.",
-    "log.",
-    "parallel.",
-    "data.cache_dir",
-    "data.data_dir",
-    "optim.on_nonfinite",
-    "optim.max_skips",
+    *("checkpoint.", "log.", "parallel.", "data.cache_dir", "data.data_dir"),
+    *("optim.on_nonfinite", "optim.max_skips"),
 )
 
 

@@ -8,8 +8,8 @@ import json
 import os
 import pathlib
 
-from mlm_jax.data.cache import write_text
 from mlm_jax.errors import DamageError
+from mlm_jax.files import write_text
 
 NAME = "manifest.json"
 

@@ -9,8 +9,8 @@ import time
 
 import tensorboardX
 
-from mlm_jax.data.cache import write_text
 from mlm_jax.errors import InputError
+from mlm_jax.files import write_text
 
 
 def mean(total, count):

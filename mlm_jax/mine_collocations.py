@@ -15,9 +15,9 @@ from absl import flags
 from mlm_jax import command, config
 from mlm_jax.corruption import mining
 from mlm_jax.corruption.collocations import MAX_WORDS, MIN_WORDS
-from mlm_jax.data.cache import write_text
 from mlm_jax.data.rows import prepare
 from mlm_jax.errors import InputError
+from mlm_jax.files import write_text
 
 CONFIG = command.define_config()
 OUTPUT = flags.DEFINE_string("output", None, "The file to write.")

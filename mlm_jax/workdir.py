@@ -18,9 +18,9 @@ import subprocess
 import sys
 
 from mlm_jax import config
-from mlm_jax.data.cache import write_text
 from mlm_jax.data.tokenizer import Tokenizer
 from mlm_jax.errors import InputError, WorkdirBusyError
+from mlm_jax.files import write_text
 
 ENVIRONMENT = "environment.json"
 PACKAGES = (

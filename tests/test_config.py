@@ -225,9 +225,11 @@ def test_saved_config_comes_back(tmp_path):
     config.save(c, tmp_path)
     loaded = config.load(tmp_path)
     assert config.flatten(loaded) == config.flatten(c)
-    config.check_unchanged(loaded, c)
+    old = config.flatten(loaded)
+    assert config.check_unchanged(old, config.flatten(c)) == {}
     c.log.every_steps = 7
-    config.check_unchanged(loaded, c)
+    changes = config.check_unchanged(old, config.flatten(c))
+    assert changes == {"log.every_steps": (10, 7)}
     c.corruption.rate = 0.4
     with pytest.raises(InputError, match="corruption.rate: 0.3 -> 0.4"):
-        config.check_unchanged(loaded, c)
+        config.check_unchanged(old, config.flatten(c))

@@ -22,11 +22,11 @@ from google.protobuf.message import DecodeError
 from tensorflow_datasets.proto import tf_example_pb2
 
 from mlm_jax.data import sources
-from mlm_jax.data.cache import locked, name_of
 from mlm_jax.data.progress import Progress
 from mlm_jax.data.staging import SPLITS, StagedShard, TrainingTexts, stage
 from mlm_jax.data.tokenizer import Tokenizer
 from mlm_jax.errors import InputError
+from mlm_jax.files import locked, name_of
 
 VERIFY_ROWS = 1024  # read at a time
 # Raise it when a row is written differently: stores of other formats are built anew.
@@ -93,12 +93,20 @@ class Rows:
         return int(self._ends[-1])
 
     def _record(self, id_: int) -> bytes:
-        shard = bisect.bisect_right(self._ends, id_)
-        place = id_ - (int(self._ends[shard - 1]) if shard else 0)
-        path = self._paths[shard]
-        try:
+        path, place = self._place(id_)
+        with self._refuse_damaged(id_):
             return self._reader(path).read([place])[0]
-        except Exception as error:  # the library raises a bare one, or IndexError
+
+    def _place(self, id_: int) -> tuple[str, int]:
+        shard = bisect.bisect_right(self._ends, id_)
+        return self._paths[shard], id_ - (int(self._ends[shard - 1]) if shard else 0)
+
+    @contextlib.contextmanager
+    def _refuse_damaged(self, id_: int):
+        try:
+            yield
+        except Exception as error:  # ArrayRecord and protobuf raise nearly anything
+            path, place = self._place(id_)
             raise _damaged(path, f"record {place} (row {id_})", error) from error
 
     def verify(self) -> None:
@@ -128,10 +136,12 @@ class Rows:
         records = [self._record(int(i)) for i in ids_N]
         try:
             return self._decoded(records)
-        except (DecodeError, IndexError, ValueError) as error:
-            first = self._paths[bisect.bisect_right(self._ends, int(ids_N[0]))]
-            what = f"one of the rows {ids_N.tolist()}"
-            raise _damaged(first, what, error) from error
+        except (DecodeError, IndexError, ValueError):
+            # A shard cut short may give empty records; which is found one by one.
+            for id_, record in zip(ids_N, records, strict=True):
+                with self._refuse_damaged(int(id_)):
+                    self._decoded([record])
+            raise
 
     def _decoded(self, records: list[bytes]) -> dict[str, np.ndarray]:
         parse = tf_example_pb2.Example.FromString

@@ -5,12 +5,14 @@
 that are not UTF-8 never get past this file.
 """
 
+import bisect
 import dataclasses
 import difflib
 import glob
 import gzip
 import hashlib
 import importlib.resources
+import itertools
 import os
 import re
 import zlib
@@ -289,10 +291,25 @@ def _text_feature(builder, name: str) -> str:
 def _tfds_documents(name, data_dir, on_bad_text, counts) -> Iterator[str]:
     builder = _tfds_builder(name, data_dir)
     feature = _text_feature(builder, name)
-    for number, example in enumerate(builder.as_data_source(split="train")):
-        text = example[feature]
+    examples = builder.as_data_source(split="train")
+    for number in range(len(examples)):
+        try:
+            text = examples[number][feature]
+        except Exception as error:  # ArrayRecord and TFDS raise nearly anything
+            reason = (str(error).strip() or type(error).__name__).split("\n")[0]
+            raise InputError(
+                f"tfds:{name} record {number} in {_shard(builder, number)} cannot be"
+                f" read: {reason}"
+            ) from error
         data = text if isinstance(text, bytes) else text.encode()
         lines = data.split(b"\n")
         where = f"tfds:{name} record {number}"
         ended = [line + b"\n" for line in lines[:-1]] + lines[-1:]
         yield "\n".join(_clean_lines(ended, where, on_bad_text, counts))
+
+
+def _shard(builder, number: int) -> str:
+    """Returns the file of the train split that holds a record."""
+    split = builder.info.splits["train"]
+    ends = list(itertools.accumulate(split.shard_lengths))
+    return str(split.filepaths[bisect.bisect_right(ends, number)])

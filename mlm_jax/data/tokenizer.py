@@ -14,8 +14,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from mlm_jax.data.cache import write_text
 from mlm_jax.errors import InputError
+from mlm_jax.files import write_text
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 

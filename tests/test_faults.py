@@ -1,0 +1,169 @@
+"""What may happen to a run of the real command, and what it then says and does.
+
+Kills are in test_resume.py and test_checkpoint.py, damage of other files in
+test_hostile.py.
+"""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from mlm_jax import checkpoint, manifest, workdir
+from tests.runs import contents, digest, finish, lines, start, train, wait_for
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+def flip_a_bit(step, seed=0):
+    """Flips a bit of the file with the arrays."""
+    path = max(step.rglob("*"), key=lambda p: p.is_file() and p.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[random.Random(seed).randrange(len(content))] ^= 1
+    path.write_bytes(content)
+    return path
+
+
+def test_r08_r10_damage_is_named_and_costs_the_steps_since(copy, whole, shared):
+    folder = copy / "checkpoints"
+    newest = flip_a_bit(folder / "8")
+    intact = (folder / "4" / manifest.NAME).read_bytes()
+    (folder / "4" / manifest.NAME).unlink()
+    before = contents(copy)
+    output = train(copy, shared, code=4)
+    assert f"step 8: {newest.relative_to(folder / '8')} has changed" in output
+    assert "step 4: manifest.json" in output
+    assert output.splitlines()[-1].startswith("error: no checkpoint in ")
+    assert contents(copy) == before
+
+    (folder / "4" / manifest.NAME).write_bytes(intact)
+    output = train(copy, shared)
+    assert "warning: checkpoint is damaged and not used, step 8: state/" in output
+    assert "resumes at step 4" in output
+    assert digest(copy) == digest(whole)
+    assert lines(copy) == lines(whole)
+
+
+def test_r28_a_second_process_is_refused_by_name(tmp_path, shared):
+    with workdir.held(tmp_path):
+        begin = time.monotonic()
+        process = start(tmp_path, shared)
+        output = finish(process, code=5)
+        owner = (tmp_path / ".lock").read_text()
+    assert output.startswith(f"error: --workdir={tmp_path} is held by {owner}; ")
+    assert time.monotonic() - begin < 60
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_r23_a_diverging_run_stops_with_3(tmp_path, shared):
+    """The learning rate is traced, so the program is the compiled one."""
+    output = train(tmp_path, shared, code=3, **{"optim.peak_learning_rate": 1e37})
+    assert "error: step " in output and "of rows [" in output
+    logged = [json.loads(line) for line in (tmp_path / "ledger.jsonl").open()]
+    assert f"error: step {len(logged) + 1}: loss " in output
+    for step in checkpoint.steps(tmp_path / "checkpoints"):
+        manifest.verify(tmp_path / "checkpoints" / str(step))
+
+
+def test_r06_a_run_is_extended_and_changed_by_name(copy, shared):
+    flags = ["--extend_to=10", "--allow_change=optim.weight_decay"]
+    output = train(copy, shared, *flags, **{"optim.weight_decay": 0.02})
+    assert "goes on from step 8 with optim.num_steps: 8 -> 10" in output
+    assert "optim.weight_decay: 0.01 -> 0.02" in output
+    found = {
+        line["step"]: line["train/learning_rate"]
+        for line in lines(copy)
+        if "train/learning_rate" in line
+    }
+    # Step 9 of the schedule of a run of ten steps, two of them warming up.
+    assert sorted(found) == list(range(1, 11))
+    assert found[9] == pytest.approx(1.5e-3 * 1 / 8) and found[10] == 0
+    (first, second) = json.loads((copy / "environment.json").read_text())["starts"]
+    assert (first["step"], second["step"]) == (0, 8)
+    assert second["changed"]["optim.num_steps"] == [8, 10]
+    assert "is finished" in train(copy, shared, *flags, **{"optim.weight_decay": 0.02})
+
+
+@pytest.mark.slow
+def test_r06_extending_a_constant_schedule_is_one_long_run(tmp_path, shared):
+    constant = {"optim.schedule": "constant"}
+    train(tmp_path / "long", shared, **constant, **{"optim.num_steps": 12})
+    train(tmp_path / "short", shared, **constant)
+    train(tmp_path / "short", shared, "--extend_to=12", **constant)
+    assert digest(tmp_path / "short") == digest(tmp_path / "long")
+    assert lines(tmp_path / "short") == lines(tmp_path / "long")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_r04_signals_at_random_moments(whole, tmp_path, shared, number):
+    """Once the loop has begun; before it there is nothing to save."""
+    rng = random.Random(number)
+    for n in range(10):
+        directory = tmp_path / str(n)
+        process = start(directory, shared)
+        wait_for(lambda d=directory: (d / "metrics.jsonl").exists(), process)
+        time.sleep(rng.uniform(0, 3))
+        process.send_signal(number)
+        out, err = process.communicate(timeout=600)
+        assert process.returncode in (0, 75), err
+        train(directory, shared)
+        assert digest(directory) == digest(whole)
+        assert lines(directory) == lines(whole)
+
+
+@pytest.mark.slow
+def test_r01_50_kills(whole, tmp_path, shared):
+    """At uniform moments of start-up, compilation, steps and saves."""
+    rng = random.Random(0)
+    begin = time.monotonic()
+    train(tmp_path / "timed", shared)
+    length = time.monotonic() - begin
+    kills = runs = 0
+    while kills < 50:
+        runs += 1
+        directory = tmp_path / str(runs)
+        while True:
+            process = start(directory, shared, **{"checkpoint.every_steps": 1})
+            try:
+                process.communicate(timeout=rng.uniform(0, length))
+                break
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                kills += 1
+        assert process.returncode == 0
+        assert digest(directory) == digest(whole)
+        assert lines(directory) == lines(whole)
+
+
+@pytest.mark.slow
+def test_r11_a_disk_that_fills_during_a_run(whole, tmp_path, shared):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount).returncode:
+        pytest.skip("no small disk can be mounted")
+    try:
+        process = start(disk / "run", shared)
+        wait_for((disk / "run" / "checkpoints" / "4").is_dir, process)
+        with open(disk / "other", "wb") as file, pytest.raises(OSError):
+            while True:
+                file.write(bytes(4096))
+                file.flush()
+        output = finish(process, code=2)
+        assert output.splitlines()[-1].startswith("error: ")
+        assert digest(disk / "run").startswith("step 4 ")
+        (disk / "other").unlink()
+        train(disk / "run", shared)
+        assert digest(disk / "run") == digest(whole)
+        assert lines(disk / "run") == lines(whole)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
