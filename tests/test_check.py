@@ -107,13 +107,9 @@ def test_damaged_checkpoints(run, monkeypatch, capsys):
 def test_logs_with_gaps(run, monkeypatch, capsys, name, lines, found):
     write(run / f"{name}.jsonl", [{"step": step} for step in lines])
     _, report = checked(run, monkeypatch, capsys, DamageError)
-    assert report.pop(f"{name}.jsonl").startswith("damaged: ")
+    text = report.pop(f"{name}.jsonl")
+    assert text.startswith("damaged: ") and found in text
     assert all(text.startswith("whole: ") for text in report.values())
-    write(run / f"{name}.jsonl", [{"step": step} for step in lines])
-    monkeypatch.setattr(check, "_report", lambda *texts: print(*texts))
-    with pytest.raises(DamageError):
-        check.main([])
-    assert found in capsys.readouterr().out
 
 
 def test_a_line_that_is_being_written_is_no_damage(run, monkeypatch, capsys):

@@ -46,7 +46,50 @@ REFUSED = [
     ("eval.fill_mask=('no mask',)", ["config.eval.fill_mask", "[MASK]"]),
     ("tokenizer.lowercase=maybe", ["'maybe'", "true or false"]),
     ("optim=5", ["config.optim does not exist", "did you mean config.optim."]),
-    ("parallel.mode=pmapp", ["'pmapp'", "pmap, shard_map, jit"]),
+    ("parallel.mode=pmapp", ["'pmapp'", "pmap, shard_map, jit", "Did you mean pmap?"]),
+    ("corruption.strategy=tokens", ["expected one of token, ", "Did you mean token?"]),
+    ("corruption.count=stochastics", ["Did you mean stochastic?"]),
+    ("data.packing=pack", ["Did you mean packed?"]),
+    ("data.document=blankline", ["Did you mean blank_line?"]),
+    ("tokenizer.kind=word_piece", ["Did you mean wordpiece?"]),
+    ("optim.name=adam", ["Did you mean adamw?"]),
+    ("optim.schedule=cosin", ["Did you mean cosine?"]),
+    ("optim.on_nonfinite=skipp", ["Did you mean skip?"]),
+    ("data.on_bad_text=ignore", ["'ignore'", "stop, skip, replace."]),
+    ("optim.num_step=5", ["did you mean config.optim.num_steps?"]),
+    ("checkpoint.kep=2", ["did you mean config.checkpoint.keep?"]),
+    ("model.layers=2", ["did you mean config.model.num_layers?"]),
+    ("seed=-1", ["config.seed = -1", "0 to 4294967295"]),
+    ("seed=4294967296", ["config.seed = 4294967296"]),
+    ("optim.peak_learning_rate=0", ["config.optim.peak_learning_rate", "above 0"]),
+    ("optim.peak_learning_rate=nan", ["config.optim.peak_learning_rate = nan"]),
+    ("optim.peak_learning_rate=inf", ["config.optim.peak_learning_rate = inf"]),
+    ("optim.num_steps=0", ["config.optim.num_steps = 0", "1 or more"]),
+    ("optim.warmup_steps=-1", ["config.optim.warmup_steps = -1", "0 or more"]),
+    ("optim.weight_decay=-1", ["config.optim.weight_decay", "0 or more"]),
+    ("optim.clip_norm=0", ["config.optim.clip_norm", "above 0"]),
+    ("optim.b1=1", ["config.optim.b1", "below 1"]),
+    ("optim.b2=-0.1", ["config.optim.b2 = -0.1"]),
+    ("optim.eps=0", ["config.optim.eps"]),
+    ("optim.max_skips=0", ["config.optim.max_skips = 0", "1 or more"]),
+    ("checkpoint.keep=0", ["config.checkpoint.keep = 0", "1 or more"]),
+    ("checkpoint.keep_every=-1", ["config.checkpoint.keep_every = -1", "0 or more"]),
+    ("checkpoint.keep_best=maybe", ["'maybe'", "true or false"]),
+    ("checkpoint.every_steps=0", ["config.checkpoint.every_steps = 0"]),
+    ("log.every_steps=0", ["config.log.every_steps = 0"]),
+    ("eval.every_steps=0", ["config.eval.every_steps = 0"]),
+    ("eval.num_rows=-1", ["config.eval.num_rows = -1", "0 or more"]),
+    ("eval.batch_size=0", ["config.eval.batch_size = 0"]),
+    ("eval.seed=-1", ["config.eval.seed = -1"]),
+    ("eval.random_frac=0.3", ["config.eval.mask_frac", "at most 1"]),
+    ("model.num_layers=0", ["config.model.num_layers = 0"]),
+    ("model.dropout=-0.1", ["config.model.dropout = -0.1"]),
+    ("corruption.duplicates=0", ["config.corruption.duplicates = 0"]),
+    ("tokenizer.vocab_size=3", ["config.tokenizer.vocab_size = 3", "16 or more"]),
+    ("parallel.mesh.data=0", ["config.parallel.mesh.data = 0", "-1 for all"]),
+    ("parallel.microbatches=0", ["config.parallel.microbatches = 0"]),
+    ("data.validation_fraction=1", ["config.data.validation_fraction", "below 1"]),
+    ("data.row_length=4", ["config.data.row_length = 4", "8 to 65535"]),
 ]
 
 
@@ -139,6 +182,16 @@ def test_b73_an_optional_field_can_be_overridden(monkeypatch):
             + ["--config.seed=2"],
             ["config.seed is given twice"],
         ),
+        (
+            ["mlm_jax.train", "--config=configs/tiny.py", "--workdir=W"]
+            + ["--allow_change=optim.peak_rate"],
+            ["--allow_change=optim.peak_rate does not exist", "optim.peak_learning_r"],
+        ),
+        (
+            ["mlm_jax.train", "--config=configs/tiny.py", "--workdir=W"]
+            + ["--extend_to=10"],
+            ["--extend_to=10; expected config.optim.num_steps = 400 or more"],
+        ),
         (["mlm_jax.train", "--confg=configs/tiny.py"], ["--config=FILE is missing"]),
         (["mlm_jax.fill_mask", "--workdir=nothing", "[MASK]"], ["nothing", "no run"]),
     ],
@@ -228,8 +281,10 @@ def test_saved_config_comes_back(tmp_path):
     old = config.flatten(loaded)
     assert config.check_unchanged(old, config.flatten(c)) == {}
     c.log.every_steps = 7
-    changes = config.check_unchanged(old, config.flatten(c))
-    assert changes == {"log.every_steps": (10, 7)}
+    changed = config.check_unchanged(old, config.flatten(c))
+    assert changed == {"log.every_steps": (10, 7)}
     c.corruption.rate = 0.4
-    with pytest.raises(InputError, match="corruption.rate: 0.3 -> 0.4"):
+    with pytest.raises(InputError, match="corruption.rate: 0.3 -> 0.4. .*--allow_chan"):
         config.check_unchanged(old, config.flatten(c))
+    allowed = config.check_unchanged(old, config.flatten(c), ["corruption.rate"])
+    assert allowed == changed | {"corruption.rate": (0.3, 0.4)}

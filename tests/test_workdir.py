@@ -109,9 +109,7 @@ def test_what_made_the_steps_is_recorded(run):
         assert len(start["git"].removesuffix("-dirty")) == 40
 
 
-def test_a_start_is_recorded_where_something_changed(
-    run, tmp_path, monkeypatch, capsys
-):
+def test_a_start_that_differs_is_recorded(run, tmp_path, monkeypatch, capsys):
     store = make_store(tmp_path, "a")
     before = (run / "environment.json").read_text()
     workdir.record(run, store, 4, "1 cpu", {})
