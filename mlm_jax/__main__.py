@@ -13,10 +13,10 @@ mine_collocations  makes the list that PMI masking reads
   python -m mlm_jax.mine_collocations --config=configs/tiny.py --output=pmi.txt
 diff_ledgers  finds the first step at which two runs hid different tokens
   python -m mlm_jax.diff_ledgers runs/a runs/b
-check      shows a run's newest checkpoint and its digest
+check      verifies a run's checkpoints, rows and logs
   python -m mlm_jax.check --workdir=runs/tiny
-benchmark  measures parts of a step
-  python -m mlm_jax.benchmark --part=loss_head"""
+benchmark  measures a training step, and its parts
+  python -m mlm_jax.benchmark --preset=mini --breakdown"""
 
 if __name__ == "__main__":
     print(COMMANDS)

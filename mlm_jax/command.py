@@ -16,6 +16,8 @@ CONFIG = re.compile(r"--?config(=.*)?", re.DOTALL)
 
 
 def define_config():
+    if "config" in flags.FLAGS:  # by another command, in the same process
+        return flags.FLAGS["config"]
     return config_flags.DEFINE_config_file(
         "config", None, "Config file, with ':ARG' for its argument.", lock_config=True
     )
@@ -23,6 +25,8 @@ def define_config():
 
 def define_workdir(what):
     """A flag that a command cannot do without, checked in `run`."""
+    if "workdir" in flags.FLAGS:
+        return flags.FLAGS["workdir"]
     return flags.DEFINE_string("workdir", None, f"Directory of a run: {what}.")
 
 

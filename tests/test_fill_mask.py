@@ -33,6 +33,8 @@ def model_and_params(tokenizer):
         norm_position="post",
         position="learned",
         dropout=0.5,
+        attention_dropout=0.5,
+        scan_unroll=1,
         dtype="float32",
     )
     row = jnp.zeros((1, ROW_LENGTH), jnp.int32)

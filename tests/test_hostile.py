@@ -149,7 +149,7 @@ def test_damaged_facts_of_a_row_store_are_named(copy, name, content):
     refused(lambda: prepare(copy), "made anew")
 
 
-class Sayings(tfds.core.GeneratorBasedBuilder):
+class Quotations(tfds.core.GeneratorBasedBuilder):
     VERSION = tfds.core.Version("1.0.0")
 
     def _info(self):
@@ -164,7 +164,7 @@ class Sayings(tfds.core.GeneratorBasedBuilder):
 
 
 def test_b21_a_damaged_record_of_a_tfds_source_is_named(tmp_path):
-    builder = Sayings(data_dir=tmp_path, file_format="array_record")
+    builder = Quotations(data_dir=tmp_path, file_format="array_record")
     builder.download_and_prepare()
     (shard,) = tmp_path.rglob("*.array_record*")
     content = bytearray(shard.read_bytes())
@@ -173,12 +173,12 @@ def test_b21_a_damaged_record_of_a_tfds_source_is_named(tmp_path):
     shard.write_bytes(content)
     read = functools.partial(
         sources.documents,
-        "tfds:sayings",
+        "tfds:quotations",
         document="file",
         on_bad_text="stop",
         data_dir=str(tmp_path),
     )
-    refused(lambda: list(read()), "tfds:sayings record", shard.name)
+    refused(lambda: list(read()), "tfds:quotations record", shard.name)
 
 
 # --- text, vocabularies, tokenizers ----------------------------------------------

@@ -113,6 +113,7 @@ def loss_of_rows(views):
         zeros_V = jnp.zeros(VOCAB_SIZE)
         sums = {
             "rows": all_rows.at[batch["place"]].add(rows_BxC),
+            "loss": losses_N.sum(),
             "weight": batch["weights"].sum(),
             "num_masked": is_used_N.sum(),
             "token_losses": zeros_V.at[targets_N].add(losses_N),
@@ -286,9 +287,12 @@ def check_resume(layout, resumed_layout, strategy, axes, workdir):
             state,
             shardings,
         )
+        (workdir / name).mkdir()  # as holding a run's directory does
         with checkpoint.Checkpoints(workdir / name, keep=1) as checkpoints:
             checkpoints.save(SAVED_STEP, state)
-            state = checkpoints.restore(SAVED_STEP, abstract_state)
+            checkpoints.wait()
+            step, state = checkpoints.restore(abstract_state)
+            assert step == SAVED_STEP
         first = int(state.step)
         _, rest = advance(resumed_layout, strategy, axes, state, first, NUM_STEPS)
         assert_same_masks(rest, expected[SAVED_STEP:])
