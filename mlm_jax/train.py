@@ -32,18 +32,18 @@ def run(c, workdir):
     loss or gradient that is not a number, Preempted after saving on SIGTERM or SIGINT.
     """
     config.check(c)
-    num_devices = config.check_devices(c, jax.local_device_count())
+    sizes = config.check_devices(c, jax.local_device_count())
     workdir = _open_workdir(workdir, c)
     store = rows.prepare(c.data, c.tokenizer)
     _keep_tokenizer(workdir, store.tokenizer)
     config.save(c, workdir)  # from here on the workdir holds this run
 
-    mesh = parallel.make_mesh({"data": num_devices})
+    mesh = parallel.make_mesh(sizes)
     program = make_program(c, store.tokenizer, store.token_counts, mesh)
     train_batches = pipeline.TrainBatches(
         store.train, batch_size=c.data.batch_size, seed=c.seed
     )
-    exam = Exam(c, store, program, num_devices)
+    exam = Exam(c, store, program, sizes["data"] * sizes["fsdp"])
 
     with checkpoint.Checkpoints(workdir, keep=c.checkpoint.keep) as checkpoints:
         start = checkpoints.latest_step()
@@ -137,12 +137,12 @@ class TrainLog:
 class Exam:
     """The held-out rows and the masks on them: the same for every run of a data set."""
 
-    def __init__(self, c, store, program, num_devices):
+    def __init__(self, c, store, program, row_devices):
         self._c, self._program = c, program
         self.batches = pipeline.eval_batches(
             store.validation,
             num_rows=c.eval.num_rows,
-            batch_size=-(-c.eval.batch_size // num_devices) * num_devices,
+            batch_size=-(-c.eval.batch_size // row_devices) * row_devices,
             pad_id=store.tokenizer.special.pad,
         )
         self.entropy = unigram_entropy(self.batches, store.tokenizer.is_special)

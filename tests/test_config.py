@@ -99,7 +99,7 @@ def test_b75_impossible_values_are_refused(override, parts, monkeypatch):
         ("eval.rates=(0.15,0.4)", "eval", "rates", (0.15, 0.4)),
         ("eval.rates=0.4", "eval", "rates", (0.4,)),
         ("tokenizer.lowercase=false", "tokenizer", "lowercase", False),
-        ("parallel.mesh.data=2", "parallel", "mesh", {"data": 2}),
+        ("parallel.microbatches=2", "parallel", "microbatches", 2),
     ],
 )
 def test_possible_values_are_taken(override, section, field, value, monkeypatch):
@@ -178,7 +178,7 @@ def test_missing_file_and_small_corpus_leave_no_run(tmp_path):
 
 def test_two_devices_that_do_not_divide_the_batch():
     c = tiny.get_config()
-    assert config.check_devices(c, 8) == 8
+    assert config.check_devices(c, 8) == {"data": 8, "fsdp": 1, "tensor": 1}
     c.parallel.microbatches = 4
     with pytest.raises(InputError, match="devices x microbatches = 32, such as 32."):
         config.check_devices(c, 8)
