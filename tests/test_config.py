@@ -13,6 +13,7 @@ from mlm_jax import config, optim, schedules
 from mlm_jax.corruption import replace, select, settings, units, weights
 from mlm_jax.data import packing, tokenizer
 from mlm_jax.errors import InputError
+from mlm_jax.model import encoder
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -208,6 +209,7 @@ def test_every_config_passes_and_every_field_has_a_rule_or_is_free(module):
         ("corruption.count", select.COUNTS),
         ("corruption.token_weights", weights.WEIGHTS),
         ("corruption.random_pool", replace.POOLS),
+        ("model.remat", encoder.REMAT),
         ("optim.name", optim.OPTIMIZERS),
         ("optim.schedule", schedules.DECAYS),
         ("data.packing", packing.MODES),
