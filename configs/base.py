@@ -95,7 +95,7 @@ def get_config():
     c.model.dropout = 0.1  # of the embeddings and of what each sublayer adds
     c.model.attention_dropout = 0.1  # of the attention weights
     # Layers in a turn of the scan over layers: more run faster and compile slower.
-    c.model.scan_unroll = placeholder(int)  # None: all of up to 6 layers, else 1
+    c.model.scan_unroll = placeholder(int)  # None: all of up to 12 layers, else 1
     # What the backward pass makes anew, for less memory: none, dots (all but products
     # with weights), full.
     c.model.remat = "none"
@@ -109,9 +109,15 @@ def get_config():
     c.optim.schedule = "linear"  # after the warm-up: constant, linear, cosine
     c.optim.weight_decay = 0.01  # kernels and embeddings only
     c.optim.clip_norm = 1.0  # of the gradient of the global mean loss
+    c.optim.label_smoothing = 0.0  # share of the target spread over all classes
+    c.optim.z_loss = 0.0  # weight of log(Z)^2, which keeps logits from drifting (PaLM)
     c.optim.b1 = 0.9
     c.optim.b2 = 0.999
     c.optim.eps = 1e-6
+    # A loss or gradient that is not finite never changes the state. stop: the run ends;
+    # skip: it goes on with the next batch, unless more than max_skips are so in a row.
+    c.optim.on_nonfinite = "stop"
+    c.optim.max_skips = 5
 
     c.parallel = ml_collections.ConfigDict()
     c.parallel.mode = "pmap"  # pmap, shard_map, jit
@@ -137,6 +143,10 @@ def get_config():
     c.checkpoint = ml_collections.ConfigDict()
     c.checkpoint.every_steps = 10_000
     c.checkpoint.keep = 2  # the newest ones
+    c.checkpoint.keep_every = 0  # and those at multiples of this step; 0 is none
+    # And the one with the lowest eval/loss at the first of eval.rates, among those
+    # saved at a step that was evaluated.
+    c.checkpoint.keep_best = False
 
     c.log = ml_collections.ConfigDict()
     c.log.every_steps = 100

@@ -47,6 +47,9 @@ def run(main, *, positional=None):
             main(argv[1:])
         except MlmError as error:
             _exit(error)
+        except KeyboardInterrupt:
+            print("error: interrupted.", file=sys.stderr)
+            raise SystemExit(130) from None  # as the shell has it for SIGINT
 
     for name in {"config", "workdir"}.intersection(flags.FLAGS):  # shown by --help
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
@@ -84,12 +87,19 @@ def _check_overrides(argv):
         if not match:
             continue
         field = match["field"]
-        if field not in fields:
-            raise InputError(f"config.{field} does not exist{_nearest(field, fields)}")
+        check_field(field, fields)
         if field in given:
             raise InputError(f"config.{field} is given twice.")
         given.add(field)
         _check_type(field, match["value"], fields[field])
+
+
+def check_field(field, fields, prefix="config."):
+    """Raises InputError, with the nearest name, if there is no such field."""
+    if field not in fields:
+        raise InputError(
+            f"{prefix}{field} does not exist{_nearest(field, fields, prefix)}"
+        )
 
 
 def _load_fields(argv):
@@ -119,7 +129,7 @@ def _names_in(folder):
     return [path.name for path in folder.iterdir()] if folder.is_dir() else []
 
 
-def _nearest(field, fields):
+def _nearest(field, fields, prefix):
     """Returns '; did you mean …?': the nearest path, or the nearest last name."""
     # Reversed, so that the first of several sections with a field of that name counts.
     last_names = {name.rsplit(".", 1)[-1]: name for name in reversed(fields)}
@@ -129,7 +139,7 @@ def _nearest(field, fields):
         last_names[name] for name in difflib.get_close_matches(last, last_names, 1)
     ]
     near = near or difflib.get_close_matches(field, fields, 1, 0)
-    return f"; did you mean config.{near[0]}?"
+    return f"; did you mean {prefix}{near[0]}?"
 
 
 def _check_type(field, text, default):

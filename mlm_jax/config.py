@@ -3,8 +3,8 @@
 Imports no jax, so that a wrong value is refused at once.
 """
 
+import difflib
 import json
-import os
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,16 +13,19 @@ import ml_collections
 import numpy as np
 
 from mlm_jax.corruption import settings
+from mlm_jax.data.cache import write_text
 from mlm_jax.errors import InputError
 
 
 class Rule(NamedTuple):
     allowed: str
     holds: Callable[[Any], bool]
+    names: tuple[str, ...] = ()  # all that is allowed, where that is a choice
 
 
 def _one_of(*names):
-    return Rule(f"one of {', '.join(map(str, names))}", lambda value: value in names)
+    allowed = f"one of {', '.join(map(str, names))}"
+    return Rule(allowed, lambda value: value in names, names)
 
 
 def _at_least(low):
@@ -47,6 +50,7 @@ WORDS = Rule(
 )
 DROPOUT = Rule("a number from 0 to 0.99", lambda value: 0 <= value <= 0.99)
 BELOW_ONE = Rule("a number from 0 to below 1", lambda value: 0 <= value < 1)
+BOOLEAN = Rule("true or false", lambda value: value in (True, False))
 SEED = Rule("an integer from 0 to 4294967295", lambda value: 0 <= value < 2**32)
 RATES = Rule(
     "a tuple of different numbers above 0 and up to 1, such as (0.15, 0.4)",
@@ -96,7 +100,7 @@ RULES = {
     "corruption.token_loss_decay": BELOW_ONE,
     "corruption.random_pool": _one_of("non_special", "full_vocab", "unigram"),
     "corruption.replacement_unit": _one_of("token", "unit"),
-    "corruption.dynamic": Rule("true or false", lambda value: value in (True, False)),
+    "corruption.dynamic": BOOLEAN,
     "corruption.duplicates": _at_least(1),
     "model.num_layers": _at_least(1),
     "model.width": _at_least(1),
@@ -118,9 +122,13 @@ RULES = {
     "optim.schedule": _one_of("constant", "linear", "cosine"),
     "optim.weight_decay": NON_NEGATIVE,
     "optim.clip_norm": POSITIVE,
+    "optim.label_smoothing": BELOW_ONE,
+    "optim.z_loss": NON_NEGATIVE,
     "optim.b1": BELOW_ONE,
     "optim.b2": BELOW_ONE,
     "optim.eps": POSITIVE,
+    "optim.on_nonfinite": _one_of("stop", "skip"),
+    "optim.max_skips": _at_least(1),
     "parallel.mode": _one_of("pmap", "shard_map", "jit"),
     "parallel.mesh.data": Rule(
         "a number of devices, or -1 for all", lambda value: value == -1 or value >= 1
@@ -139,11 +147,22 @@ RULES = {
     "eval.fill_mask": SENTENCES,
     "checkpoint.every_steps": _at_least(1),
     "checkpoint.keep": _at_least(1),
+    "checkpoint.keep_every": _at_least(0),
+    "checkpoint.keep_best": BOOLEAN,
     "log.every_steps": _at_least(1),
 }
 
-# What may change when a run is resumed: it decides where and how often, never a number.
-FREE_ON_RESUME = ("checkpoint.", "log.", "parallel.", "data.cache_dir", "data.data_dir")
+# What may change when a run is resumed: where, how often, and what else has made no
+# number of the run so far.
+FREE_ON_RESUME = (
+    "checkpoint.",
+    "log.",
+    "parallel.",
+    "data.cache_dir",
+    "data.data_dir",
+    "optim.on_nonfinite",
+    "optim.max_skips",
+)
 
 
 def check(c):
@@ -215,7 +234,9 @@ def _check_rule(name, value, rule):
     except TypeError:
         holds = False
     if not holds:
-        raise InputError(f"config.{name} = {value!r}; expected {rule.allowed}.")
+        near = difflib.get_close_matches(str(value), rule.names, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise InputError(f"config.{name} = {value!r}; expected {rule.allowed}.{hint}")
 
 
 def _check_multiple(name, value, divisor_name, divisor):
@@ -237,6 +258,8 @@ def hparams(c):
         "num_steps": np.float32(optim.num_steps),
         "weight_decay": np.float32(optim.weight_decay),
         "clip_norm": np.float32(optim.clip_norm),
+        "label_smoothing": np.float32(optim.label_smoothing),
+        "z_loss": np.float32(optim.z_loss),
         "b1": np.float32(optim.b1),
         "b2": np.float32(optim.b2),
         "eps": np.float32(optim.eps),
@@ -258,26 +281,28 @@ def save(c, workdir):
     """Writes `config.json`, whole or not at all, where it is not there already."""
     path = pathlib.Path(workdir) / "config.json"
     text = json.dumps(c.to_dict(), indent=2, sort_keys=True) + "\n"
-    if path.exists() and path.read_text() == text:
-        return
-    temporary = path.with_suffix(".json.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    if not path.exists() or path.read_text() != text:
+        write_text(path, text)
 
 
 def load(workdir):
-    """Returns the config of a run. Raises InputError where there is none."""
+    """Returns the config of a run. Raises InputError where there is none, or where it
+    is not one that could have been saved."""
     path = pathlib.Path(workdir) / "config.json"
     try:
-        text = path.read_text()
-    except OSError as error:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
         raise InputError(
             f"--workdir={workdir} holds no run: no config.json."
         ) from error
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8
+        raise InputError(f"{path} cannot be read: {error}") from error
     try:
-        return ml_collections.ConfigDict(_tuples(json.loads(text))).lock()
-    except (ValueError, AttributeError) as error:
+        c = ml_collections.ConfigDict(_tuples(json.loads(text))).lock()
+        check(c)
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is not a saved config: {error}") from error
+    return c
 
 
 def _tuples(value):
@@ -287,16 +312,26 @@ def _tuples(value):
     return tuple(value) if isinstance(value, list) else value
 
 
-def check_unchanged(old, new):
-    """Raises InputError if a run cannot go on under the new config."""
-    old, new = flatten(old), flatten(new)
-    changed = [
-        f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
+def check_unchanged(old, new, allowed=()):
+    """Raises InputError if a run cannot go on, naming what is not `allowed` to change.
+
+    `old` and `new` are {"section.field": value}, and so is what is returned: all the
+    changes, as (old value, new value).
+    """
+    changes = {
+        name: (old.get(name), new.get(name))
         for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name) and not name.startswith(FREE_ON_RESUME)
+        if old.get(name) != new.get(name)
+    }
+    refused = [
+        name
+        for name in changes
+        if name not in allowed and not name.startswith(FREE_ON_RESUME)
     ]
-    if changed:
+    if refused:
+        texts = [f"{n}: {changes[n][0]!r} -> {changes[n][1]!r}" for n in refused]
         raise InputError(
-            "this workdir holds a run with another config: "
-            f"{'; '.join(changed)}. Use another --workdir."
+            f"this workdir holds a run with another config: {'; '.join(texts)}. Use "
+            f"another --workdir, or go on with --allow_change={','.join(refused)}"
         )
+    return changes

@@ -25,6 +25,16 @@ class CheckpointError(MlmError):
     exit_code = 4
 
 
+class WorkdirBusyError(MlmError):
+    """Another process trains in the workdir."""
+
+    exit_code = 5
+
+
+class DamageError(MlmError):
+    """A file is not what was written."""
+
+
 class Preempted(MlmError):
     """Asked to stop by a signal, after saving."""
 

@@ -25,6 +25,8 @@ FREE |= {"call", "conditional", "after-all", "partition-id", "replica-id"}
 HEADER = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^ +(ROOT )?%([\w.\-]+) = (.+?) ([a-z][a-z\-]*)\((.*)$")
 ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\](?:\{([^}]*)\})?")
+# What a kernel says of itself, since its insides are not XLA's.
+KERNEL_FLOPS = re.compile(r'"cost_estimate": ?\{[^}]*"flops": ?"?(\d+)')
 CALLED = re.compile(r"\b(?:calls|to_apply|branch_computations)=\{?(%[\w.\-, %]+)")
 
 
@@ -104,6 +106,8 @@ class Module:
                 flops += times * _dot_flops(instruction, computation)
             elif instruction.opcode == "convolution":
                 flops += times * _convolution_flops(instruction, computation)
+            elif match := KERNEL_FLOPS.search(instruction.attributes):
+                flops += times * int(match[1])
         return flops
 
     def hbm_bytes(self) -> int:

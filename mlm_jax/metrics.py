@@ -9,6 +9,9 @@ import time
 
 import tensorboardX
 
+from mlm_jax.data.cache import write_text
+from mlm_jax.errors import InputError
+
 
 def mean(total, count):
     """Returns total / count; NaN where nothing was counted."""
@@ -50,6 +53,7 @@ def eval_scalars(sums, rate):
         "loss": loss,
         "perplexity": perplexity(loss),
         "accuracy": mean(sums["num_correct"], sums["weight"]),
+        "top5": mean(sums["num_top5"], sums["weight"]),
         "num_masked": int(sums["num_masked"]),
         "mask_hash": int(sums["mask_hash"]),
     }
@@ -74,34 +78,60 @@ class JsonLines:
 
     A run that resumes at `start_step` has made nothing after it, and one that starts
     (None) nothing at all: other lines are dropped, so that each step is there once,
-    resumed or not.
+    resumed or not. Raises InputError for a file with something else in it, and when it
+    cannot be written.
     """
 
     def __init__(self, path, start_step):
+        self._path = path
         is_resumed = start_step is not None and path.exists()
-        lines = _lines_up_to(path, start_step) if is_resumed else []
-        temporary = path.with_suffix(".jsonl.tmp")
-        temporary.write_text("".join(lines))
-        temporary.replace(path)
-        self._file = path.open("a")
+        lines = read_json_lines(path) if is_resumed else []
+        kept = [json.dumps(line) + "\n" for line in lines if line["step"] <= start_step]
+        with self._refuse_unwritable():
+            write_text(path, "".join(kept))
+            self._file = path.open("a")
 
     def write(self, step, values):
-        self._file.write(json.dumps({"step": step} | values) + "\n")
-        self._file.flush()
+        with self._refuse_unwritable():
+            self._file.write(json.dumps({"step": step} | values) + "\n")
+            self._file.flush()
 
     def close(self):
-        self._file.close()
+        with contextlib.suppress(OSError):  # what `write` has told of
+            self._file.close()
 
-
-def _lines_up_to(path, step):
-    kept = []
-    for line in path.read_text().splitlines(keepends=True):
+    @contextlib.contextmanager
+    def _refuse_unwritable(self):
         try:
-            if json.loads(line)["step"] <= step and line.endswith("\n"):
-                kept.append(line)
-        except ValueError:
-            pass  # the last line of a killed run, cut short
-    return kept
+            yield
+        except OSError as error:
+            raise InputError(
+                f"{self._path} cannot be written: {error.strerror}. Checkpoints stay; "
+                "once it can, the same command goes on."
+            ) from error
+
+
+def read_json_lines(path):
+    """Returns the objects of a file of `JsonLines`, without a last line cut short.
+
+    Raises InputError, naming the line, for any other that was not written so.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    found = []
+    for number, line in enumerate(lines[:-1], 1):  # after the last end is no line
+        try:
+            values = json.loads(line)
+            if not isinstance(values["step"], int):
+                raise TypeError("its step is no number")
+            found.append(values)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise InputError(
+                f"{path}, line {number} is damaged ({error}); remove the line."
+            ) from error
+    return found
 
 
 class Writer:

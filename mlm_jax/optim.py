@@ -29,6 +29,13 @@ def clip_factor(grad_norm, clip_norm):
     )
 
 
+def frozen_unless(is_finite, hparams):
+    """Returns `hparams` where the gradient is finite; elsewhere such with which a
+    gradient of -0.0 moves no moment of any of OPTIMIZERS by a bit."""
+    decays = {name: jnp.where(is_finite, hparams[name], 1) for name in ("b1", "b2")}
+    return hparams | decays
+
+
 # Each is (learning_rate, hparams) -> GradientTransformation. Both arguments may be
 # traced, so a transformation is made inside the step; its state's structure is fixed.
 OPTIMIZERS = {"adamw": adamw, "sgd": sgd}

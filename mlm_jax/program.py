@@ -15,13 +15,15 @@ from mlm_jax.model.head import MaskedLM, make_model
 class Program(NamedTuple):
     """The compiled functions of a run.
 
-    `init(key, hparams)` returns the state, placed like `abstract_state`. `train_step`
-    and `eval_step` are as `parallel` describes them.
+    `init(key, hparams)` returns the state, placed like `abstract_state`, and
+    `place_hparams(hparams)` that part of it. `train_step` and `eval_step` are as
+    `parallel` describes them.
     """
 
     model: MaskedLM
     abstract_state: Any
     init: Callable
+    place_hparams: Callable
     train_step: Callable
     eval_step: Callable
 
@@ -60,14 +62,18 @@ def make_program(c, tokenizer, counts_V, mesh):
         )
         return hparams["peak_learning_rate"] * scale
 
+    mode = parallel.mode_for(c.parallel.mode, mesh)
+    loss_fn = functools.partial(
+        step.make_loss_fn,
+        model,
+        tokenizer.vocab_size,
+        is_partitioned=mesh.shape.get("tensor", 1) > 1,
+    )
     train_step = functools.partial(
         step.train_step,
         corrupt=train_corrupt(c, tokenizer, counts_V),
-        loss_fn=step.make_loss_fn(
-            model,
-            tokenizer.vocab_size,
-            train=True,
-            per_token=c.corruption.token_weights == "running_loss",
+        loss_fn=loss_fn(
+            train=True, per_token=c.corruption.token_weights == "running_loss"
         ),
         optimizer=optimizer,
         schedule=schedule,
@@ -76,13 +82,16 @@ def make_program(c, tokenizer, counts_V, mesh):
     eval_step = functools.partial(
         step.eval_step,
         corrupt=eval_corrupt(c, tokenizer),
-        loss_fn=step.make_loss_fn(model, tokenizer.vocab_size, train=False),
+        loss_fn=loss_fn(train=False),
     )
-    mode = c.parallel.mode
     return Program(
         model=model,
         abstract_state=abstract_state,
         init=jax.jit(init, out_shardings=shardings),
+        place_hparams=jax.jit(
+            functools.partial(jax.tree.map, jax.numpy.asarray),
+            out_shardings=shardings.hparams,
+        ),
         train_step=parallel.compile_train_step(train_step, mode, mesh, shardings),
         eval_step=parallel.compile_eval_step(eval_step, mode, mesh, shardings),
     )

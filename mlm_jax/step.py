@@ -3,6 +3,8 @@
 Sums cross every boundary: rows, micro-batches, devices. Means are taken once, last.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -13,14 +15,15 @@ from mlm_jax.keys import Purpose
 from mlm_jax.loss import masked_cross_entropy
 
 
-def make_loss_fn(model, num_classes, *, train, per_token=False):
-    """Returns `loss_fn(params, corrupted batch, key) -> (loss sum, sums)`.
+def make_loss_fn(model, num_classes, *, train, per_token=False, is_partitioned=False):
+    """Returns `loss_fn(params, corrupted batch, key) -> (objective sum, sums)`, which
+    takes the settings of `masked_cross_entropy` by name. The sums are of bare losses.
 
     With `per_token` the sums have the losses by target, `token_losses` float32[V], and
     the predictions of each, `token_counts`.
     """
 
-    def loss_fn(params, batch, key):
+    def loss_fn(params, batch, key, **regularisers):
         dropout_keys = None
         if train:
             dropout_key = keys.purpose_key(key, Purpose.DROPOUT)
@@ -33,27 +36,31 @@ def make_loss_fn(model, num_classes, *, train, per_token=False):
             batch["predict"],
             dropout_keys,
         )
-        loss, (num_correct, losses_N) = masked_cross_entropy(
+        objective, predictions = masked_cross_entropy(
             hidden_BxMxD.reshape(-1, hidden_BxMxD.shape[-1]),
             table_VxD,
             bias_V,
             batch["targets"].reshape(-1),
             batch["weights"].reshape(-1),
             num_classes=num_classes,
+            is_partitioned=is_partitioned,
+            **regularisers,
         )
+        weights_N = batch["weights"].reshape(-1)
         is_used_BxM = batch["weights"] > 0
         sums = {
-            "loss": loss,
-            "num_correct": num_correct,
-            "weight": batch["weights"].sum(),
+            "loss": jnp.sum(weights_N * predictions.losses_N),
+            "num_correct": jnp.sum(weights_N * (predictions.ranks_N == 0)),
+            "num_top5": jnp.sum(weights_N * (predictions.ranks_N < 5)),
+            "weight": weights_N.sum(),
             "num_masked": is_used_BxM.sum(),
         }
         if per_token:
             targets_N = batch["targets"].reshape(-1)
             zeros_V = jnp.zeros_like(bias_V)
-            sums["token_losses"] = zeros_V.at[targets_N].add(losses_N)
+            sums["token_losses"] = zeros_V.at[targets_N].add(predictions.losses_N)
             sums["token_counts"] = zeros_V.at[targets_N].add(is_used_BxM.reshape(-1))
-        return loss, sums
+        return objective, sums
 
     return loss_fn
 
@@ -74,8 +81,10 @@ def train_step(
 
     `schedule(update, hparams)` is the learning rate of an update, counted from 1.
     Metrics are sums over the global batch, and `learning_rate` and `grad_norm` (of the
-    mean gradient, before clipping) of this update. The rows of `batch` are those of one
-    device where `axis` is mapped already, or where `spread` maps what meets them.
+    mean gradient, before clipping) of this update. Where the loss or the gradient norm
+    is not finite, the new state is the old one but for its step. The rows of `batch`
+    are those of one device where `axis` is mapped already, or where `spread` maps what
+    meets them.
     """
 
     def sum_over_rows(state, batch):
@@ -85,9 +94,15 @@ def train_step(
         batch, sums = corrupt(key, batch, numbers, progress)
         sums["num_tokens"] = jnp.sum(batch["segment"] > 0)
 
+        names = "label_smoothing", "z_loss"
+        regularisers = {name: state.hparams[name] for name in names}
         params = collectives.varying(state.params, axis)
         grads, loss_sums = sum_grads(
-            loss_fn, params, batch, state.key, num_microbatches
+            functools.partial(loss_fn, **regularisers),
+            params,
+            batch,
+            state.key,
+            num_microbatches,
         )
         return collectives.psum((grads, sums | loss_sums), axis)
 
@@ -101,9 +116,10 @@ def train_step(
     weight = jnp.where(sums["weight"] > 0, sums["weight"], 1)
     grad_norm = optax.tree.norm(grads) / weight
     factor = optim.clip_factor(grad_norm, state.hparams["clip_norm"]) / weight
-    grads = jax.tree.map(lambda g: g * factor, grads)
+    is_finite = jnp.isfinite(sums["loss"]) & jnp.isfinite(grad_norm)
+    grads = jax.tree.map(lambda g: jnp.where(is_finite, g * factor, -0.0), grads)
     learning_rate = schedule(state.step + 1, state.hparams)
-    transform = optimizer(learning_rate, state.hparams)
+    transform = optimizer(learning_rate, optim.frozen_unless(is_finite, state.hparams))
     updates, opt_state = transform.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     token_loss = state.token_loss
@@ -111,6 +127,18 @@ def train_step(
         by_token = sums.pop("token_losses"), sums.pop("token_counts")
         decay = state.hparams["token_loss_decay"]
         token_loss = weights.updated(token_loss, *by_token, decay)
+
+    def chosen(new, old):
+        return jax.tree.map(lambda n, o: jnp.where(is_finite, n, o), new, old)
+
+    # Frozen moments did not move: to choose between two would keep both in memory.
+    opt_state = jax.tree.map(
+        lambda new, old: new if new.ndim else chosen(new, old),
+        opt_state,
+        state.opt_state,
+    )
+    params = chosen(params, state.params)
+    token_loss = chosen(token_loss, state.token_loss)
     metrics = sums | {
         "learning_rate": learning_rate,
         "grad_norm": grad_norm,

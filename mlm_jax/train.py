@@ -5,6 +5,10 @@
 
 Prepares the data, trains, evaluates on held-out text, saves checkpoints, and ends by
 filling masks. The same command again resumes where the run stopped.
+
+A run does not go on under another config, vocabulary or data, unless the fields are
+named: --allow_change=optim.peak_learning_rate,data.fingerprint. With --extend_to=N it
+goes on to step N; from where it resumes, the schedules are those of a run of N steps.
 """
 
 import pathlib
@@ -12,10 +16,10 @@ import signal
 
 import jax
 import numpy as np
+from absl import flags
 
-from mlm_jax import checkpoint, command, config, huge_pages, metrics, parallel
+from mlm_jax import checkpoint, command, config, huge_pages, metrics, parallel, workdir
 from mlm_jax.data import pipeline, rows
-from mlm_jax.data.tokenizer import Tokenizer
 from mlm_jax.errors import InputError, NonFiniteError, Preempted
 from mlm_jax.evaluate import evaluate, unigram_entropy
 from mlm_jax.program import eval_hparams, make_program
@@ -23,21 +27,34 @@ from mlm_jax.tasks.fill_mask import describe, fill_mask
 
 CONFIG = command.define_config()
 WORKDIR = command.define_workdir("where the run is kept, and resumed from")
+ALLOW_CHANGE = flags.DEFINE_list(
+    "allow_change", [], "Fields of the config that the run goes on with changed."
+)
+EXTEND_TO = flags.DEFINE_integer(
+    "extend_to", None, "Go on to this step, beyond config.optim.num_steps."
+)
 
 
-def run(c, workdir):
+def run(c, directory, *, allowed=()):
     """Trains config `c` to its last step, from where an earlier call stopped.
 
-    Raises InputError before any compilation for what cannot work, NonFiniteError for a
-    loss or gradient that is not a number, Preempted after saving on SIGTERM or SIGINT.
+    Raises InputError before any compilation for what cannot work, and for a directory
+    that cannot be written; WorkdirBusyError if another process trains there;
+    CheckpointError if there are checkpoints and none can be used; NonFiniteError for a
+    loss or gradient that is not a number; Preempted after saving on SIGTERM or SIGINT.
+    `allowed` are the fields that may differ from those the run began with.
     """
     config.check(c)
     sizes = config.check_devices(c, jax.local_device_count())
-    workdir = _open_workdir(workdir, c)
-    store = rows.prepare(c.data, c.tokenizer)
-    _keep_tokenizer(workdir, store.tokenizer)
-    config.save(c, workdir)  # from here on the workdir holds this run
+    directory = pathlib.Path(directory)
+    with workdir.held(directory):
+        changes = workdir.check_config(directory, c, allowed)
+        store = rows.prepare(c.data, c.tokenizer)
+        changes |= workdir.check_data(directory, store, allowed)
+        _run(c, directory, store, sizes, changes)
 
+
+def _run(c, directory, store, sizes, changes):
     mesh = parallel.make_mesh(sizes)
     program = make_program(c, store.tokenizer, store.token_counts, mesh)
     train_batches = pipeline.TrainBatches(
@@ -45,18 +62,29 @@ def run(c, workdir):
     )
     exam = Exam(c, store, program, sizes["data"] * sizes["fsdp"])
 
-    with checkpoint.Checkpoints(workdir, keep=c.checkpoint.keep) as checkpoints:
-        start = checkpoints.latest_step()
+    with checkpoint.Checkpoints(
+        directory,
+        keep=c.checkpoint.keep,
+        keep_best=c.checkpoint.keep_best,
+        keep_every=c.checkpoint.keep_every,
+    ) as checkpoints:
+        start, state = checkpoints.restore(program.abstract_state)
         if start is None:
             state = program.init(jax.random.key(c.seed), config.hparams(c))
+        if start is not None and start >= c.optim.num_steps:
+            print(
+                f"{directory} is finished: step {start:,} of {c.optim.num_steps:,}; "
+                "--extend_to=N goes on."
+            )
         else:
-            state = checkpoints.restore(start, program.abstract_state)
-        if start == c.optim.num_steps:
-            print(f"{workdir} is finished: step {start:,} of {c.optim.num_steps:,}.")
-        else:
+            # From here on the directory holds this run.
+            devices = f"{mesh.size} {mesh.devices.flat[0].platform}"
+            workdir.record(directory, store, start or 0, devices, changes)
+            config.save(c, directory)
+            state = state.replace(hparams=program.place_hparams(config.hparams(c)))
             _describe(store, state, mesh, exam, start)
             state = _train(
-                c, workdir, program, state, start, train_batches, exam, checkpoints
+                c, directory, program, state, start, train_batches, exam, checkpoints
             )
         for text in c.eval.fill_mask:
             filled = fill_mask(
@@ -69,27 +97,31 @@ def run(c, workdir):
             print(describe(text, filled))
 
 
-def _train(c, workdir, program, state, start, train_batches, exam, checkpoints):
+def _train(c, directory, program, state, start, train_batches, exam, checkpoints):
     """The loop. Evaluation and saving come before an update, so that the first step, a
     resumed one and the last take the same path. Returns the last state."""
     num_steps = c.optim.num_steps
     first = start or 0
     batches = pipeline.prefetch(train_batches, first, num_steps)
     progress = metrics.Progress(num_steps)
-    with metrics.Writer(workdir, start) as writer, StopSignal() as stop:
-        log = TrainLog(writer, progress, c.log.every_steps, num_steps)
+    with metrics.Writer(directory, start) as writer, StopSignal() as stop:
+        log = TrainLog(writer, progress, c)
         for step in range(first, num_steps + 1):
             is_last = step == num_steps
             is_done = step == start  # evaluated and saved before the run was stopped
+            eval_loss = None
             if not is_done and (is_last or step % c.eval.every_steps == 0):
                 log.flush()
-                writer.write(step, exam.take(state, step, progress))
+                scalars = exam.take(state, step, progress)
+                writer.write(step, scalars)
+                eval_loss = scalars[f"eval/loss@{c.eval.rates[0]:g}"]
             is_due = step and (is_last or step % c.checkpoint.every_steps == 0)
             if not is_done and (is_due or stop.asked):
                 log.flush()  # nothing non-finite is ever saved
-                checkpoints.save(step, state)
+                checkpoints.save(step, state, eval_loss=eval_loss)
                 progress.pause()
             if stop.asked:
+                checkpoints.wait()
                 raise Preempted(
                     f"stopped by {stop.asked} after saving step {step:,}; "
                     "the same command resumes."
@@ -99,39 +131,62 @@ def _train(c, workdir, program, state, start, train_batches, exam, checkpoints):
             with progress.waiting():
                 batch = next(batches)
             state, step_metrics = program.train_step(state, batch)
-            log.add(step + 1, step_metrics)
+            log.add(step + 1, step_metrics, batch["row"])
 
 
 class TrainLog:
-    """Fetches the metrics of an update while the device works on the next one."""
+    """Fetches the metrics of an update while the device works on the next one.
 
-    def __init__(self, writer, progress, every_steps, num_steps):
+    The update of a step that is not finite was not made; this tells of it, and stops
+    the run unless the config says to skip it.
+    """
+
+    def __init__(self, writer, progress, c):
         self._writer, self._progress = writer, progress
-        self._every_steps, self._num_steps = every_steps, num_steps
+        self._every_steps, self._num_steps = c.log.every_steps, c.optim.num_steps
+        self._max_skips = c.optim.max_skips if c.optim.on_nonfinite == "skip" else 0
+        self._skips = 0  # in a row, since this process began
         self._pending = None
 
-    def add(self, step, step_metrics):
+    def add(self, step, step_metrics, row_B):
         self.flush()
-        self._pending = step, step_metrics
+        self._pending = step, step_metrics, row_B
 
     def flush(self):
-        """Logs what is pending. Raises NonFiniteError if it is not finite."""
+        """Logs what is pending. Raises NonFiniteError if it is not finite, or not for
+        longer than is allowed."""
         if self._pending is None:
             return
-        (step, step_metrics), self._pending = self._pending, None
+        (step, step_metrics, row_B), self._pending = self._pending, None
         step_metrics = jax.device_get(step_metrics)
         values = {name: leaf.tolist() for name, leaf in step_metrics.items()}
         self._progress.update(values["num_tokens"])
         scalars = metrics.train_scalars(values)
-        if not np.isfinite([values["loss"], values["grad_norm"]]).all():
-            raise NonFiniteError(
-                f"step {step:,}: loss sum {values['loss']}, gradient norm "
-                f"{values['grad_norm']}. The checkpoints before it are sound."
-            )
+        is_finite = np.isfinite([values["loss"], values["grad_norm"]]).all()
+        if is_finite:
+            self._skips = 0
+        else:
+            self._skip(step, values, row_B)
+            scalars["train/skipped"] = 1
         self._writer.write_ledger(step, values)
-        if step % self._every_steps == 0 or step == self._num_steps:
+        is_due = step % self._every_steps == 0 or step == self._num_steps
+        if is_due or not is_finite:
             self._writer.write(step, scalars | self._progress.speed())
             self._progress.print_line(step, scalars)
+
+    def _skip(self, step, values, row_B):
+        self._skips += 1
+        what = (
+            f"step {step:,}: loss {metrics.mean(values['loss'], values['weight'])}, "
+            f"gradient norm {values['grad_norm']}, of rows {row_B.tolist()}"
+        )
+        if self._skips > self._max_skips:
+            more = f", {self._skips} in a row" if self._max_skips else ""
+            raise NonFiniteError(
+                f"{what}{more}. The update was not made, and the checkpoints before it "
+                "are sound."
+            )
+        self._progress.print(f"skipped {what}")
 
 
 class Exam:
@@ -172,7 +227,10 @@ class Exam:
 
 
 class StopSignal:
-    """Turns SIGTERM and SIGINT into a flag that the loop reads between two steps."""
+    """Turns SIGTERM and SIGINT into a flag that the loop reads between two steps.
+
+    Once asked, further signals change nothing until the process has ended.
+    """
 
     def __init__(self):
         self.asked = None
@@ -185,37 +243,13 @@ class StopSignal:
         return self
 
     def __exit__(self, *exc_info):
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        if self.asked is None:
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
 
     def _ask(self, number, frame):
         del frame
         self.asked = signal.Signals(number).name
-
-
-def _open_workdir(workdir, c):
-    """Makes the directory. Raises InputError if it cannot be written, or if it holds a
-    run with another config."""
-    workdir = pathlib.Path(workdir)
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        if (workdir / "config.json").exists():
-            config.check_unchanged(config.load(workdir), c)
-    except OSError as error:
-        raise InputError(f"--workdir={workdir} cannot be written: {error}") from error
-    return workdir
-
-
-def _keep_tokenizer(workdir, tokenizer):
-    """Saves the tokenizer with the run. Raises InputError if it has another one."""
-    path = workdir / "tokenizer.json"
-    if not path.exists():
-        tokenizer.save(path)
-    elif Tokenizer.load(path).digest != tokenizer.digest:
-        raise InputError(
-            f"{path} differs from the tokenizer of the data: the source's content has "
-            "changed since the run began. Use another --workdir."
-        )
 
 
 def _describe(store, state, mesh, exam, start):
@@ -233,7 +267,19 @@ def _describe(store, state, mesh, exam, start):
 
 def main(arguments):
     del arguments
-    run(CONFIG.value, WORKDIR.value)
+    c, allowed = CONFIG.value, list(ALLOW_CHANGE.value)
+    fields = [*config.flatten(c), "tokenizer.digest", "data.fingerprint"]
+    for name in allowed:
+        command.check_field(name, fields, "--allow_change=")
+    if EXTEND_TO.value is not None:
+        if EXTEND_TO.value < c.optim.num_steps:
+            raise InputError(
+                f"--extend_to={EXTEND_TO.value}; expected config.optim.num_steps = "
+                f"{c.optim.num_steps} or more."
+            )
+        c.optim.num_steps = EXTEND_TO.value
+        allowed.append("optim.num_steps")
+    run(c, WORKDIR.value, allowed=allowed)
 
 
 if __name__ == "__main__":

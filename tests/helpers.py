@@ -95,6 +95,8 @@ def hparams(**changes):
         num_steps=100.0,
         weight_decay=0.0,
         clip_norm=1e9,
+        label_smoothing=0.0,
+        z_loss=0.0,
         b1=0.9,
         b2=0.99,
         eps=1e-6,

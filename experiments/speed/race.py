@@ -110,12 +110,14 @@ def main():
     parser.add_argument("--torch", required=True, help="a python with transformers")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="in each round")
+    parser.add_argument("--without", default="none", help="rivals to leave out: a word")
     options, extra = parser.parse_known_args()
     runners = {
         label: Rival(command, environment)
         for label, (command, environment) in rivals(
             options.torch, options.preset, options.dtype, extra
         ).items()
+        if options.without not in label
     }
     matrix = Rival([sys.executable, "-c", MATRIX, options.dtype], {})
     for turn in range(options.rounds):

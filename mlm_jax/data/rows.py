@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow_datasets as tfds
 from array_record.python.array_record_module import ArrayRecordReader
+from google.protobuf.message import DecodeError
 from tensorflow_datasets.proto import tf_example_pb2
 
 from mlm_jax.data import sources
@@ -27,6 +28,7 @@ from mlm_jax.data.staging import SPLITS, StagedShard, TrainingTexts, stage
 from mlm_jax.data.tokenizer import Tokenizer
 from mlm_jax.errors import InputError
 
+VERIFY_ROWS = 1024  # read at a time
 # Raise it when a row is written differently: stores of other formats are built anew.
 FORMAT = "1.0.0"
 
@@ -92,8 +94,26 @@ class Rows:
 
     def _record(self, id_: int) -> bytes:
         shard = bisect.bisect_right(self._ends, id_)
-        first = self._ends[shard - 1] if shard else 0
-        return self._reader(self._paths[shard]).read([id_ - int(first)])[0]
+        place = id_ - (int(self._ends[shard - 1]) if shard else 0)
+        path = self._paths[shard]
+        try:
+            return self._reader(path).read([place])[0]
+        except Exception as error:  # the library raises a bare one, or IndexError
+            raise _damaged(path, f"record {place} (row {id_})", error) from error
+
+    def verify(self) -> None:
+        """Reads every record. Raises InputError, naming shard and record, at the first
+        that is not what was written."""
+        starts = [0, *map(int, self._ends[:-1])]
+        for path, start, end in zip(self._paths, starts, self._ends, strict=True):
+            try:
+                found = _open_shard(path).num_records()
+            except Exception as error:
+                raise _damaged(path, "it", error) from error
+            if found != end - start:
+                raise _damaged(path, f"it has {found} records, not {end - start}", None)
+            for first in range(start, int(end), VERIFY_ROWS):
+                self.read(np.arange(first, min(first + VERIFY_ROWS, int(end))))
 
     def read(self, ids_N: np.ndarray) -> dict[str, np.ndarray]:
         """Returns rows by id.
@@ -101,9 +121,20 @@ class Rows:
         Returns:
           `tokens` int32[N, L], `segment_lengths` int32[N, S] with zeros after the
           last segment, and `word_start` bool[N, L].
+
+        Raises:
+          InputError: for a record that is not what was written.
         """
-        parse = tf_example_pb2.Example.FromString
         records = [self._record(int(i)) for i in ids_N]
+        try:
+            return self._decoded(records)
+        except (DecodeError, IndexError, ValueError) as error:
+            first = self._paths[bisect.bisect_right(self._ends, int(ids_N[0]))]
+            what = f"one of the rows {ids_N.tolist()}"
+            raise _damaged(first, what, error) from error
+
+    def _decoded(self, records: list[bytes]) -> dict[str, np.ndarray]:
+        parse = tf_example_pb2.Example.FromString
         fields = [parse(record).features.feature for record in records]
         found = {
             name: [field[name].bytes_list.value[0] for field in fields]
@@ -125,6 +156,18 @@ class Rows:
             "segment_lengths": lengths_NxS,
             "word_start": word_start_NxL.astype(bool),
         }
+
+
+def _damaged(path: str, what: str, error: Exception | None) -> InputError:
+    reason = f" cannot be read: {_first_line(error)}" if error else ""
+    return InputError(
+        f"{path}: {what}{reason}. Rows are made from the text: remove "
+        f"{pathlib.Path(path).parents[2]}, and they are made anew."
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).split("\n")[0][:200]
 
 
 def _open_shard(path: str) -> ArrayRecordReader:
@@ -188,13 +231,34 @@ def prepare(
             if not final.exists():  # another process may have built it meanwhile
                 how = "built"
                 _build(data, tokenizer, home, log)
-    builder = tfds.builder_from_directory(final)
-    stats = dict(builder.info.metadata)
+    stats, splits = _open(final)
     log(_summary(data["source"], stats, how, final))
-    train, validation = (Rows(builder, split) for split in SPLITS)
-    return RowStore(
-        train, validation, tokenizer, stats, data["row_length"], fingerprint
-    )
+    return RowStore(*splits, tokenizer, stats, data["row_length"], fingerprint)
+
+
+def _open(final: pathlib.Path) -> tuple[dict, tuple[Rows, Rows]]:
+    try:
+        builder = tfds.builder_from_directory(final)
+        stats = dict(builder.info.metadata)
+        stats["token_counts"]
+        return stats, (Rows(builder, SPLITS[0]), Rows(builder, SPLITS[1]))
+    except Exception as error:  # what reads these files raises nearly anything
+        path = str(final / "dataset_info.json")
+        raise _damaged(path, "it, or a file beside it,", error) from error
+
+
+def find(data: Mapping, fingerprint: str) -> tuple[Rows, Rows]:
+    """Returns the two splits of the store with this fingerprint.
+
+    Raises:
+      FileNotFoundError: if there is none.
+      InputError: if it cannot be read.
+    """
+    cache = pathlib.Path(data["cache_dir"]).expanduser().absolute()
+    final = cache / "rows" / fingerprint / PackedRows.name / FORMAT
+    if not final.exists():
+        raise FileNotFoundError(final)
+    return _open(final)[1]
 
 
 def _summary(source: str, stats: Mapping, how: str, where: pathlib.Path) -> str:

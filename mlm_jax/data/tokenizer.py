@@ -61,6 +61,12 @@ class Tokenizer:
                 f"{name} lacks {' '.join(missing)}; a vocabulary needs all of"
                 f" {' '.join(SPECIAL_TOKENS)}"
             )
+        # An id of two billion would ask for as much memory; some files have gaps.
+        if max(vocabulary.values()) >= 2 * len(vocabulary):
+            raise InputError(
+                f"{name} has ids up to {max(vocabulary.values())} for"
+                f" {len(vocabulary)} entries"
+            )
         library.no_padding()
         library.no_truncation()
         library.encode_special_tokens = True  # not a part of the saved form
@@ -117,8 +123,11 @@ class Tokenizer:
         """Reads a `tokenizer.json`."""
         try:
             library = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise InputError(f"{path} is not a tokenizer.json: {error}") from error
+        except BaseException as error:  # the library raises bare ones, even panics
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            reason = str(error).split("\n")[0]
+            raise InputError(f"{path} is not a tokenizer.json: {reason}") from error
         return cls(library, name=str(path))
 
     @classmethod
@@ -138,10 +147,12 @@ class Tokenizer:
         if path.suffix == ".json":
             return cls.load(path)
         try:
-            pieces = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+            lines = path.read_bytes().decode().removesuffix("\n").split("\n")
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise InputError(f"{path} is not UTF-8: {error}") from error
-        vocabulary = {piece.rstrip("\r"): id_ for id_, piece in enumerate(pieces)}
+        vocabulary = {line.rstrip("\r"): id_ for id_, line in enumerate(lines)}
         library = _wordpiece(vocabulary, lowercase, strip_accents)
         return cls(library, name=str(path))
 

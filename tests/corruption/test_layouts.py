@@ -51,7 +51,7 @@ NUMBERS = {
     "plain": {},
     "static": {"dynamic": False, "duplicates": DUPLICATES},
     "schedule": {"schedule": "linear", "final_rate": 0.1},
-    "row_rate": {"row_rate": (0.1, 0.5), "weighting": "inverse_rate"},
+    "row_rate": {"row_rate": (0.1, 0.3), "weighting": "inverse_rate"},
     "fewer_predictions": {"corruption_rate": 0.4, "prediction_rate": 0.1},
     "whole_units": {"replacement_unit": "unit", "min_predictions": 5},
 }
@@ -97,8 +97,8 @@ def loss_of_rows(views):
     """Returns a loss function whose sums hold each row of the global batch, at its
     place. A row that is met twice, or by no one, shows."""
 
-    def loss_fn(params, batch, key):
-        del key
+    def loss_fn(params, batch, key, **regularisers):
+        del key, regularisers
         # The bits of weights too: as one array of integers it compiles fastest.
         leaves = [
             jax.lax.bitcast_convert_type(batch[name], jnp.int32) for name in ROW_LEAVES

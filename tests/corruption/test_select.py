@@ -285,7 +285,8 @@ def test_masks_are_nested(strategy, count):
 
     large_BxL, large_predicted_BxL, large_inputs_BxL = run(0.4, 32)
     np.testing.assert_array_equal(large_BxL, large_predicted_BxL)
-    for num_slots in (32, 16):
+    # One count is enough for the other slots: each is a compilation.
+    for num_slots in (32, 16) if strategy == "span" else (32,):
         small_BxL, small_predicted_BxL, small_inputs_BxL = run(0.15, num_slots)
         assert (small_BxL <= large_BxL).all()
         assert (small_predicted_BxL <= large_predicted_BxL).all()

@@ -40,7 +40,7 @@ def segments(row):
 
 
 @given(sizes, lengths, modes)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_ordinary_tokens_are_the_corpus(sizes, length, mode):
     documents = make_documents(sizes)
     rows, stats = pack_all(documents, length, mode)
@@ -54,7 +54,7 @@ def test_ordinary_tokens_are_the_corpus(sizes, length, mode):
 
 
 @given(sizes, lengths, modes)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_b14_rows_are_framed(sizes, length, mode):
     rows, _ = pack_all(make_documents(sizes), length, mode)
     for row in rows:
@@ -70,7 +70,7 @@ def test_b14_rows_are_framed(sizes, length, mode):
 
 
 @given(sizes, lengths, modes)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_words_start_where_documents_say_and_at_segments(sizes, length, mode):
     documents = make_documents(sizes)
     starts = {

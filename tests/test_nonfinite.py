@@ -1,0 +1,138 @@
+"""A loss or gradient that is not a finite number never changes the state."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mlm_jax import optim, parallel, schedules, step, train
+from mlm_jax.checkpoint import digest
+from mlm_jax.errors import NonFiniteError
+from tests import helpers
+from tests.test_train import FakeWriter, step_metrics
+
+BAD_ROW = 5
+
+
+def make_step(mode, num_devices, optimizer, broken):
+    """A compiled train step whose loss or gradient is NaN for a batch with row 5."""
+    model = helpers.tiny_model()
+    sound = step.make_loss_fn(model, 12, train=True, per_token=True)
+
+    def loss_fn(params, batch, key, **regularisers):
+        loss, sums = sound(params, batch, key)
+        bad = jnp.where((batch["row"] == BAD_ROW).any(), jnp.nan, 0.0)
+        if broken == "loss":
+            return loss + bad, sums | {"loss": loss + bad}
+        return loss + bad * params["bias"].sum(), sums  # the loss itself is reported
+
+    def schedule(update, hparams):
+        scale = schedules.scale(
+            update, schedule="constant", warmup_steps=0.0, num_steps=9.0
+        )
+        return hparams["peak_learning_rate"] * scale
+
+    train_step = functools.partial(
+        step.train_step,
+        corrupt=helpers.make_corrupt(token_weights="running_loss"),
+        loss_fn=loss_fn,
+        optimizer=optim.OPTIMIZERS[optimizer],
+        schedule=schedule,
+    )
+    mesh = parallel.make_mesh({"data": num_devices})
+    params = helpers.random_params(model)
+    state = helpers.make_state(params, optimizer, helpers.hparams(weight_decay=0.1))
+    state = state.replace(token_loss=jnp.ones(12))
+    shardings = parallel.state_shardings(state, [], mesh)
+    compiled = parallel.compile_train_step(train_step, mode, mesh, shardings)
+    place = jax.jit(lambda s: jax.tree.map(jnp.copy, s), out_shardings=shardings)
+    return compiled, place(state)
+
+
+def batch_of(first_row):
+    tokens_BxL = np.random.default_rng(first_row).integers(5, 12, (4, 16))
+    return helpers.make_batch(tokens_BxL, row=np.arange(first_row, first_row + 4))
+
+
+@pytest.mark.parametrize(
+    "mode, num_devices, optimizer, broken",
+    [
+        ("jit", 1, "adamw", "loss"),
+        ("pmap", 2, "adamw", "gradient"),
+        ("shard_map", 2, "sgd", "loss"),
+        pytest.param("shard_map", 4, "adamw", "gradient", marks=pytest.mark.slow),
+        pytest.param("jit", 2, "adamw", "gradient", marks=pytest.mark.slow),
+        pytest.param("pmap", 4, "sgd", "loss", marks=pytest.mark.slow),
+    ],
+)
+def test_r23_the_state_stays_bit_by_bit_and_the_next_step_goes_on(
+    mode, num_devices, optimizer, broken
+):
+    compiled, state = make_step(mode, num_devices, optimizer, broken)
+    # Moments of both signs, zeros and minus zeros among them.
+    opt_state = jax.tree.map(
+        lambda x: x.at[..., ::3].set(-0.0) if x.ndim else x, state.opt_state
+    )
+    state = state.replace(opt_state=opt_state)
+    state, _ = compiled(state, batch_of(10))
+    before = jax.device_get(state.replace(key=0))
+    state, metrics = compiled(state, batch_of(3))  # rows 3 to 6
+    after = jax.device_get(state.replace(key=0))
+    assert not np.isfinite(metrics["grad_norm"])
+    assert np.isfinite(metrics["loss"]) == (broken == "gradient")
+    assert after.step == before.step + 1
+    for name in ("params", "opt_state", "token_loss"):
+        kept, was = getattr(after, name), getattr(before, name)
+        assert digest(kept) == digest(was), name  # by bits, so zeros keep their sign
+
+    state, metrics = compiled(state, batch_of(10))
+    assert np.isfinite(metrics["loss"]) and np.isfinite(metrics["grad_norm"])
+    assert digest(state.params) != digest(before.params)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
+
+
+def test_a_parameter_that_is_not_finite_is_noticed_on_the_step():
+    compiled, state = make_step("jit", 1, "adamw", "loss")
+    state.params["bias"] = state.params["bias"].at[7].set(jnp.inf)
+    _, metrics = compiled(state, batch_of(10))
+    assert not np.isfinite([metrics["loss"], metrics["grad_norm"]]).all()
+
+
+def make_log(**changes):
+    from configs import tiny
+
+    c = tiny.get_config()
+    c.log.every_steps = 4
+    c.optim.num_steps = 100
+    c.optim.update(changes)
+    return train.TrainLog(FakeWriter(), train.metrics.Progress(100), c)
+
+
+@pytest.mark.parametrize("broken", [{"loss": np.nan}, {"grad_norm": np.inf}])
+def test_r23_stop_is_the_default_and_says_all(broken):
+    """The loop flushes the log before each save, so a save never comes after."""
+    log = make_log()
+    log.add(16, step_metrics(), np.arange(3))
+    log.add(17, step_metrics(**broken), np.array([40, 2, 31]))
+    with pytest.raises(NonFiniteError) as caught:
+        log.flush()
+    text = str(caught.value)
+    assert "step 17: loss " in text and "rows [40, 2, 31]" in text
+    assert f"loss {broken.get('loss', 1.0)}" in text
+    assert f"gradient norm {broken.get('grad_norm', 1.0)}" in text
+    assert "\n" not in text and NonFiniteError.exit_code == 3
+
+
+def test_r23_skip_goes_on_up_to_a_limit_in_a_row(capsys):
+    log = make_log(on_nonfinite="skip", max_skips=2)
+    rows = np.arange(2)
+    bad = {1, 2, 5, 6, 9, 10, 11}
+    with pytest.raises(NonFiniteError, match="step 11: .*3 in a row"):
+        for step_ in range(1, 20):
+            log.add(step_, step_metrics(loss=np.nan if step_ in bad else 1.0), rows)
+    assert capsys.readouterr().out.count("skipped step") == 6
+    writer = log._writer
+    assert writer.ledger_steps == list(range(1, 11))
+    assert writer.steps == [1, 2, 4, 5, 6, 8, 9, 10]  # and what is due anyway
