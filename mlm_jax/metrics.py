@@ -166,6 +166,16 @@ class Writer:
         self._ledger.write(step, {name: sums[name] for name in LEDGER})
 
 
+class NoWriter:
+    """That of a process which is not the first: all of them have the same numbers."""
+
+    def write(self, step, scalars):
+        pass
+
+    def write_ledger(self, step, sums):
+        pass
+
+
 class Progress:
     """One line: step, loss, accuracy, tokens a second, time left.
 

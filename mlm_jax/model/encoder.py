@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from mlm_jax.model.attention import SelfAttention, rotation, segment_mask
-from mlm_jax.model.layers import MLP, dropout, init_weights, layer_norm
+from mlm_jax.model.layers import MLP, PRODUCT, dropout, init_weights, layer_norm
 
 # What the forward pass of a block leaves for the backward pass, which makes the rest
 # anew: all, the results of products with weights, or only the block's input.
 REMAT = {
     "none": jax.checkpoint_policies.everything_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
