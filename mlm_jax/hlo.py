@@ -253,6 +253,7 @@ def _dot_flops(dot, computation) -> int:
         return 0
     left = computation[dot.operands[0]].arrays[0]
     match = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.attributes)
+    assert match, dot.attributes
     dims = map(int, filter(None, match[1].split(",")))
     return 2 * math.prod(result.shape) * math.prod(left.shape[dim] for dim in dims)
 
@@ -265,6 +266,7 @@ def _convolution_flops(convolution, computation) -> int:
         return 0
     left, right = (computation[name].arrays[0] for name in convolution.operands[:2])
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", convolution.attributes)
+    assert labels, convolution.attributes
     left_labels, right_labels, result_labels = labels.groups()
     flops = 2 * right.shape[right_labels.index("i")]
     for label in "bf":

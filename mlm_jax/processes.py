@@ -44,25 +44,22 @@ def start():
     Before any use of JAX. Raises InputError for flags that do not go together, or a
     cluster that JAX does not know.
     """
+    count, number = NUM_PROCESSES.value, PROCESS_ID.value
     given = {
         "--coordinator": COORDINATOR.value,
-        "--num_processes": NUM_PROCESSES.value,
-        "--process_id": PROCESS_ID.value,
+        "--num_processes": count,
+        "--process_id": number,
     }
     missing = [name for name, value in given.items() if value is None]
     if missing and len(missing) < len(given):
-        raise InputError(f"{' and '.join(missing)} must be given too, or --distributed")
+        raise InputError(f"{' and '.join(missing)} must be given too.")
     if missing and not DISTRIBUTED.value:
         return
-    if not missing and PROCESS_ID.value >= NUM_PROCESSES.value:
-        raise InputError(
-            f"--process_id={PROCESS_ID.value}; expected 0 to {NUM_PROCESSES.value - 1}."
-        )
+    if count is not None and number is not None and number >= count:
+        raise InputError(f"--process_id={number}; expected 0 to {count - 1}.")
     try:
         jax.distributed.initialize(
-            COORDINATOR.value,
-            NUM_PROCESSES.value,
-            PROCESS_ID.value,
+            *given.values(),
             initialization_timeout=START_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=START_SECONDS,

@@ -244,7 +244,10 @@ class Exam:
             sums = evaluate(
                 self._program.eval_step,
                 state.params,
-                (processes.from_whole(batch, sharding) for batch in self.batches),
+                (
+                    processes.from_whole(self.batches[k], sharding)
+                    for k in range(len(self.batches))
+                ),
                 processes.key(self._c.eval.seed, self.mesh),
                 eval_hparams(self._c, rate),
             )
