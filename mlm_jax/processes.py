@@ -59,7 +59,9 @@ def start():
         raise InputError(f"--process_id={number}; expected 0 to {count - 1}.")
     try:
         jax.distributed.initialize(
-            *given.values(),
+            COORDINATOR.value,
+            count,
+            number,
             initialization_timeout=START_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=START_SECONDS,
