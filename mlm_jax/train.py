@@ -243,9 +243,9 @@ class StopSignal:
         return self
 
     def __exit__(self, *exc_info):
-        if self.asked is None:
-            for number, handler in self._previous.items():
-                signal.signal(number, handler)
+        for number, handler in self._previous.items():
+            # Python gives its handlers up before the process has quite ended.
+            signal.signal(number, signal.SIG_IGN if self.asked else handler)
 
     def _ask(self, number, frame):
         del frame
