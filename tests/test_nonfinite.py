@@ -73,12 +73,13 @@ def test_r23_the_state_stays_bit_by_bit_and_the_next_step_goes_on(
     mode, num_devices, optimizer, broken
 ):
     compiled, state = make_step(mode, num_devices, optimizer, broken)
-    # Moments of both signs, zeros and minus zeros among them.
-    opt_state = jax.tree.map(
-        lambda x: x.at[..., ::3].set(-0.0) if x.ndim else x, state.opt_state
-    )
-    state = state.replace(opt_state=opt_state)
     state, _ = compiled(state, batch_of(10))
+    # Moments of both signs, and zeros of both signs.
+    moments = jax.tree.map(
+        lambda x: x.at[..., ::3].set(-0.0).at[..., 1::3].set(0.0) if x.ndim else x,
+        state.opt_state,
+    )
+    state = state.replace(opt_state=moments)
     before = jax.device_get(state.replace(key=0))
     state, found = compiled(state, batch_of(3))  # rows 3 to 6
     after = jax.device_get(state.replace(key=0))
