@@ -288,8 +288,7 @@ def check_resume(layout, resumed_layout, strategy, axes, workdir):
         )
         with checkpoint.Checkpoints(workdir / name, keep=1) as checkpoints:
             checkpoints.save(SAVED_STEP, state)
-            state = checkpoints.restore(SAVED_STEP, abstract_state)
-        first = int(state.step)
+            first, state = checkpoints.restore(abstract_state)
         _, rest = advance(resumed_layout, strategy, axes, state, first, NUM_STEPS)
         assert_same_masks(rest, expected[SAVED_STEP:])
 
