@@ -63,6 +63,7 @@ class Checkpoints:
         Damaged ones are named on stderr and left alone until the run has reached their
         step again. Raises CheckpointError if there are some and none is whole.
         """
+        self.wait()
         found = steps(self._folder)
         if not found:
             return None, None
@@ -120,7 +121,7 @@ class Checkpoints:
             ) from error
 
     def _check_room(self, step, state):
-        self._folder.mkdir(exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + MARGIN
         free = shutil.disk_usage(self._folder).free
         if free < needed:

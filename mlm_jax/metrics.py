@@ -7,7 +7,8 @@ import pathlib
 import sys
 import time
 
-import tensorboardX
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto import event_pb2, summary_pb2
 
 from mlm_jax.errors import InputError
 from mlm_jax.files import write_text
@@ -87,28 +88,18 @@ class JsonLines:
         is_resumed = start_step is not None and path.exists()
         lines = read_json_lines(path) if is_resumed else []
         kept = [json.dumps(line) + "\n" for line in lines if line["step"] <= start_step]
-        with self._refuse_unwritable():
+        with refuse_unwritable(self._path):
             write_text(path, "".join(kept))
             self._file = path.open("a")
 
     def write(self, step, values):
-        with self._refuse_unwritable():
+        with refuse_unwritable(self._path):
             self._file.write(json.dumps({"step": step} | values) + "\n")
             self._file.flush()
 
     def close(self):
         with contextlib.suppress(OSError):  # what `write` has told of
             self._file.close()
-
-    @contextlib.contextmanager
-    def _refuse_unwritable(self):
-        try:
-            yield
-        except OSError as error:
-            raise InputError(
-                f"{self._path} cannot be written: {error.strerror}. Checkpoints stay; "
-                "once it can, the same command goes on."
-            ) from error
 
 
 def read_json_lines(path):
@@ -134,18 +125,49 @@ def read_json_lines(path):
     return found
 
 
+class Events:
+    """Scalars for TensorBoard, on the disk when `write` returns.
+
+    `tensorboardX.SummaryWriter` writes in a thread: when a full disk has ended that,
+    it waits for ever.
+    """
+
+    def __init__(self, folder, start_step):
+        folder.mkdir(exist_ok=True)
+        self._writer = EventsWriter(str(folder / "events"))
+        first = 0 if start_step is None else start_step + 1
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._write(step=first, session_log=start)  # hides what a killed run drew after
+
+    def write(self, step, scalars):
+        values = [
+            summary_pb2.Summary.Value(tag=name.replace("@", "_"), simple_value=value)
+            for name, value in scalars.items()
+        ]
+        self._write(step=step, summary=summary_pb2.Summary(value=values))
+        self._writer.flush()
+
+    def _write(self, **fields):
+        self._writer.write_event(event_pb2.Event(wall_time=time.time(), **fields))
+
+    def close(self):
+        self._writer.close()
+
+
 class Writer:
     """Scalars to `metrics.jsonl`, one object a step and kind, and to TensorBoard; what
-    the corruption did at each step to `ledger.jsonl`."""
+    the corruption did at each step to `ledger.jsonl`.
+
+    Raises InputError when they cannot be written, or resumed.
+    """
 
     def __init__(self, workdir, start_step):
         workdir = pathlib.Path(workdir)
         self._metrics = JsonLines(workdir / "metrics.jsonl", start_step)
         self._ledger = JsonLines(workdir / "ledger.jsonl", start_step)
-        self._tensorboard = tensorboardX.SummaryWriter(
-            str(workdir / "tensorboard"),
-            purge_step=0 if start_step is None else start_step + 1,
-        )
+        self._folder = workdir / "tensorboard"
+        with refuse_unwritable(self._folder):
+            self._events = Events(self._folder, start_step)
 
     def __enter__(self):
         return self
@@ -153,17 +175,29 @@ class Writer:
     def __exit__(self, *exc_info):
         self._metrics.close()
         self._ledger.close()
-        self._tensorboard.close()
+        with contextlib.suppress(OSError):  # what `write` has told of
+            self._events.close()
 
     def write(self, step, scalars):
         # JSON has no NaN and no infinity.
         finite = {name: v if math.isfinite(v) else None for name, v in scalars.items()}
         self._metrics.write(step, finite)
-        for name, value in scalars.items():
-            self._tensorboard.add_scalar(name, value, step)
+        with refuse_unwritable(self._folder):
+            self._events.write(step, scalars)
 
     def write_ledger(self, step, sums):
         self._ledger.write(step, {name: sums[name] for name in LEDGER})
+
+
+@contextlib.contextmanager
+def refuse_unwritable(path):
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written: {error.strerror}. Checkpoints stay; once it "
+            "can, the same command goes on."
+        ) from error
 
 
 class Progress:

@@ -93,7 +93,7 @@ REFUSED = [
 ]
 
 
-def command(*arguments, timeout=60):
+def command(*arguments, timeout=300):
     """Runs a command as a user does."""
     return subprocess.run(
         [sys.executable, "-m", *arguments],

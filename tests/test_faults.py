@@ -166,4 +166,4 @@ def test_r11_a_disk_that_fills_during_a_run(whole, tmp_path, shared):
         assert digest(disk / "run") == digest(whole)
         assert lines(disk / "run") == lines(whole)
     finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        subprocess.run(["umount", "-l", str(disk)], check=True)
