@@ -112,7 +112,8 @@ def get_config():
     c.optim.b2 = 0.999
     c.optim.eps = 1e-6
     # A loss or gradient that is not finite never changes the state. stop: the run ends;
-    # skip: it goes on with the next batch, unless more than max_skips are so in a row.
+    # skip: it goes on with the next batch, unless more than max_skips are so in a row,
+    # or more than them and 1% of all.
     c.optim.on_nonfinite = "stop"
     c.optim.max_skips = 5
 

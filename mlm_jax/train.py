@@ -20,10 +20,13 @@ from absl import flags
 
 from mlm_jax import checkpoint, command, config, huge_pages, metrics, parallel, workdir
 from mlm_jax.data import pipeline, rows
-from mlm_jax.errors import InputError, NonFiniteError, Preempted
+from mlm_jax.errors import CheckpointError, InputError, NonFiniteError, Preempted
 from mlm_jax.evaluate import evaluate, unigram_entropy
 from mlm_jax.program import eval_hparams, make_program
 from mlm_jax.tasks.fill_mask import describe, fill_mask
+
+# Of the updates: more than these that are not finite are no accident.
+MAX_SKIPPED = 0.01
 
 CONFIG = command.define_config()
 WORKDIR = command.define_workdir("where the run is kept, and resumed from")
@@ -70,6 +73,7 @@ def _run(c, directory, store, num_devices, changes):
     ) as checkpoints:
         start, state = checkpoints.restore(program.abstract_state)
         if start is None:
+            _refuse_to_start_over(directory)
             state = program.init(jax.random.key(c.seed), config.hparams(c))
         if start is not None and start >= c.optim.num_steps:
             print(
@@ -97,6 +101,21 @@ def _run(c, directory, store, num_devices, changes):
             print(describe(text, filled))
 
 
+def _refuse_to_start_over(directory):
+    """Raises CheckpointError for a run that has logged steps after its first save: its
+    checkpoints are elsewhere, and to start over would drop what it has logged."""
+    ledger = directory / "ledger.jsonl"
+    if not (workdir.has_begun(directory) and ledger.exists()):
+        return
+    logged = max((line["step"] for line in metrics.read_json_lines(ledger)), default=0)
+    # A save has ended when the next one begins.
+    if logged > 2 * config.load(directory).checkpoint.every_steps:
+        raise CheckpointError(
+            f"{directory} has logged step {logged:,}, and has no checkpoint: put them "
+            "back; a new --workdir starts afresh."
+        )
+
+
 def _train(c, directory, program, state, start, train_batches, exam, checkpoints):
     """The loop. Evaluation and saving come before an update, so that the first step, a
     resumed one and the last take the same path. Returns the last state."""
@@ -118,16 +137,19 @@ def _train(c, directory, program, state, start, train_batches, exam, checkpoints
             is_due = step and (is_last or step % c.checkpoint.every_steps == 0)
             if not is_done and (is_due or stop.asked):
                 log.flush()  # nothing non-finite is ever saved
+                writer.sync()
                 checkpoints.save(step, state, eval_loss=eval_loss)
                 progress.pause()
-            if stop.asked:
+            if is_last or stop.asked:
                 checkpoints.wait()
+            if stop.asked:
                 raise Preempted(
                     f"stopped by {stop.asked} after saving step {step:,}; "
                     "the same command resumes."
                 )
             if is_last:
                 return state
+            checkpoints.check()  # what cannot be saved is not trained on
             with progress.waiting():
                 batch = next(batches)
             state, step_metrics = program.train_step(state, batch)
@@ -145,7 +167,8 @@ class TrainLog:
         self._writer, self._progress = writer, progress
         self._every_steps, self._num_steps = c.log.every_steps, c.optim.num_steps
         self._max_skips = c.optim.max_skips if c.optim.on_nonfinite == "skip" else 0
-        self._skips = 0  # in a row, since this process began
+        # Since this process began: all updates, those skipped, the last in a row.
+        self._updates = self._skipped = self._in_row = 0
         self._pending = None
 
     def add(self, step, step_metrics, row_B):
@@ -161,10 +184,11 @@ class TrainLog:
         step_metrics = jax.device_get(step_metrics)
         values = {name: leaf.tolist() for name, leaf in step_metrics.items()}
         self._progress.update(values["num_tokens"])
+        self._updates += 1
         scalars = metrics.train_scalars(values)
         is_finite = np.isfinite([values["loss"], values["grad_norm"]]).all()
         if is_finite:
-            self._skips = 0
+            self._in_row = 0
         else:
             self._skip(step, values, row_B)
             scalars["train/skipped"] = 1
@@ -175,16 +199,18 @@ class TrainLog:
             self._progress.print_line(step, scalars)
 
     def _skip(self, step, values, row_B):
-        self._skips += 1
+        self._skipped += 1
+        self._in_row += 1
         what = (
             f"step {step:,}: loss {metrics.mean(values['loss'], values['weight'])}, "
             f"gradient norm {values['grad_norm']}, of rows {row_B.tolist()}"
         )
-        if self._skips > self._max_skips:
-            more = f", {self._skips} in a row" if self._max_skips else ""
+        max_skipped = max(self._max_skips, MAX_SKIPPED * self._updates)
+        if self._in_row > self._max_skips or self._skipped > max_skipped:
             raise NonFiniteError(
-                f"{what}{more}. The update was not made, and the checkpoints before it "
-                "are sound."
+                f"{what}, {self._in_row} in a row and {self._skipped} of "
+                f"{self._updates:,} since the start. The update was not made, and the "
+                "checkpoints before it are sound."
             )
         self._progress.print(f"skipped {what}")
 

@@ -130,11 +130,20 @@ def test_r23_skip_goes_on_up_to_a_limit_in_a_row():
     stream = io.StringIO()
     log = make_log(stream, on_nonfinite="skip", max_skips=2)
     rows = np.arange(2)
-    bad = {1, 2, 5, 6, 9, 10, 11}
-    with pytest.raises(NonFiniteError, match="step 11: .*3 in a row"):
+    with pytest.raises(NonFiniteError, match="step 7: .* 3 in a row and 3 of 7 since"):
         for step_ in range(1, 20):
-            log.add(step_, step_metrics(loss=np.nan if step_ in bad else 1.0), rows)
-    assert stream.getvalue().count("skipped step") == 6
+            loss = np.nan if step_ in {5, 6, 7} else 1.0
+            log.add(step_, step_metrics(loss=loss), rows)
+    assert stream.getvalue().count("skipped step") == 2
     writer = log._writer
-    assert writer.ledger_steps == list(range(1, 11))
-    assert writer.steps == [1, 2, 4, 5, 6, 8, 9, 10]  # and what is due anyway
+    assert writer.ledger_steps == list(range(1, 7))
+    assert writer.steps == [4, 5, 6]  # those skipped, and what is due anyway
+
+
+def test_r23_skip_goes_on_up_to_one_percent():
+    log = make_log(on_nonfinite="skip", max_skips=2)
+    stops = "step 450: .* 1 in a row and 5 of 450 since"
+    with pytest.raises(NonFiniteError, match=stops):
+        for step_ in range(1, 1000):
+            is_bad = step_ in {10, 20, 300, 400, 450}
+            log.add(step_, step_metrics(loss=np.nan if is_bad else 1.0), np.arange(2))

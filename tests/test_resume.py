@@ -8,7 +8,15 @@ import pytest
 
 from mlm_jax import metrics
 from mlm_jax.errors import InputError
-from tests.runs import contents, digest, finish, lines, start, train, wait_for
+from tests.runs import (
+    assert_same,
+    contents,
+    finish,
+    lines,
+    start,
+    train,
+    wait_for,
+)
 
 
 def test_b56_killed_after_four_steps_ends_bit_identical(whole, tmp_path, shared):
@@ -21,8 +29,7 @@ def test_b56_killed_after_four_steps_ends_bit_identical(whole, tmp_path, shared)
     assert not (workdir / "checkpoints" / "8").exists()
 
     assert "resumes at step 4" in train(workdir, shared)
-    assert digest(workdir) == digest(whole)
-    assert lines(workdir) == lines(whole)
+    assert_same(workdir, whole)
 
 
 @pytest.mark.slow
@@ -39,8 +46,7 @@ def test_killed_at_many_moments_ends_bit_identical(whole, tmp_path, shared):
             process.kill()
             process.communicate()
     train(workdir, shared, **{"checkpoint.every_steps": 1})
-    assert digest(workdir) == digest(whole)
-    assert lines(workdir) == lines(whole)
+    assert_same(workdir, whole)
 
 
 def test_sigterm_saves_exits_75_and_resumes_exactly(whole, tmp_path, shared):
@@ -55,8 +61,7 @@ def test_sigterm_saves_exits_75_and_resumes_exactly(whole, tmp_path, shared):
         time.sleep(0.01)
     assert " after saving step" in finish(process, code=75)
     train(workdir, shared)
-    assert digest(workdir) == digest(whole)
-    assert lines(workdir) == lines(whole)
+    assert_same(workdir, whole)
 
 
 def test_a_finished_run_does_nothing_again(whole, shared):

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import os
 import pathlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -218,11 +219,12 @@ def prepare(
     Raises:
       InputError: for a source that cannot be read, or too little text for two splits.
     """
-    cache = pathlib.Path(data["cache_dir"]).expanduser().absolute()
+    cache = pathlib.Path(os.path.expanduser(data["cache_dir"])).absolute()
     try:
         cache.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"data.cache_dir={cache}: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: no path can have a NUL
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"data.cache_dir={cache}: {reason}") from error
     text = {
         key: data[key] for key in ("document", "on_bad_text", "validation_fraction")
     }
@@ -264,7 +266,7 @@ def find(data: Mapping, fingerprint: str) -> tuple[Rows, Rows]:
       FileNotFoundError: if there is none.
       InputError: if it cannot be read.
     """
-    cache = pathlib.Path(data["cache_dir"]).expanduser().absolute()
+    cache = pathlib.Path(os.path.expanduser(data["cache_dir"])).absolute()
     final = cache / "rows" / fingerprint / PackedRows.name / FORMAT
     if not final.exists():
         raise FileNotFoundError(final)

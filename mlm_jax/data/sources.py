@@ -134,6 +134,9 @@ def _paths(kind: str, name: str) -> list[str]:
     # A file whose name holds glob characters is still a file.
     found = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
     paths = sorted(path for path in found if not os.path.isdir(path))
+    for path in paths:
+        if not os.path.isfile(path):  # a pipe would be waited for, and read once only
+            raise InputError(f"{path} is not a regular file")
     if not paths:
         raise InputError(f"files:{name} matches no file (seen from {os.getcwd()})")
     return paths
