@@ -24,8 +24,8 @@ class Rule(NamedTuple):
 
 
 def _one_of(*names):
-    allowed = f"one of {', '.join(map(str, names))}"
-    return Rule(allowed, lambda value: value in names, names)
+    words = tuple(map(str, names))
+    return Rule(f"one of {', '.join(words)}", lambda value: value in names, words)
 
 
 def _at_least(low):
