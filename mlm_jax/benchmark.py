@@ -30,7 +30,7 @@ from absl import flags
 
 from configs import base
 from mlm_jax import benchmark_parts, command, config, huge_pages, parallel, program
-from mlm_jax.data.tokenizer import SpecialIds
+from mlm_jax.data.tokenizer import Vocabulary
 from mlm_jax.flops import step_flops
 
 
@@ -63,16 +63,6 @@ BREAKDOWN = flags.DEFINE_bool("breakdown", False, "Measure the parts of the step
 PART = flags.DEFINE_enum(
     "part", None, benchmark_parts.PARTS, "Measure this against its rivals."
 )
-
-
-class Vocabulary:
-    """As much of a tokenizer as a program needs."""
-
-    special = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
-
-    def __init__(self, vocab_size):
-        self.vocab_size = vocab_size
-        self.is_special = np.arange(vocab_size) < len(self.special)
 
 
 class Bench:

@@ -44,7 +44,7 @@ def make_program(c, tokenizer, counts_V, mesh):
         state.init_state, model=model, optimizer=optimizer, row_length=c.data.row_length
     )
     abstract_state = jax.eval_shape(init, jax.random.key(0), config.hparams(c))
-    shardings = parallel.state_shardings(abstract_state, [], mesh)
+    shardings = parallel.state_shardings(abstract_state, parallel.RULES, mesh)
     abstract_state = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(
             leaf.shape, leaf.dtype, sharding=sharding
@@ -67,7 +67,7 @@ def make_program(c, tokenizer, counts_V, mesh):
         step.make_loss_fn,
         model,
         tokenizer.vocab_size,
-        is_partitioned=mode == "jit" and mesh.size > 1,
+        is_partitioned=mesh.shape.get("tensor", 1) > 1,
     )
     train_step = functools.partial(
         step.train_step,
@@ -127,24 +127,27 @@ def exam(c, rate):
 def corrupt_of(c, tokenizer, counts_V, corruption, found):
     """Returns `policy.make_corrupt` of a corruption section; `found` are the
     collocations of `pmi`, None elsewhere."""
-    max_maskable = c.data.row_length - 2  # [CLS] and [SEP]
-    num_slots = select.capacity(
-        corruption.count,
-        settings.highest_rate(corruption),
-        max_maskable,
-        corruption.min_predictions,
-        settings.slack(corruption),
-        corruption.views,
-    )
     return policy.make_corrupt(
         strategy=corruption.strategy,
         collocations=found,
         token_weights=corruption.token_weights,
         count=corruption.count,
-        num_slots=num_slots,
+        num_slots=num_slots(c, corruption),
         views=corruption.views,
         random_pool=corruption.random_pool,
         mask_id=tokenizer.special.mask,
         is_special_V=tokenizer.is_special,
         counts_V=counts_V,
+    )
+
+
+def num_slots(c, corruption):
+    """Returns M, the prediction slots of a row."""
+    return select.capacity(
+        corruption.count,
+        settings.highest_rate(corruption),
+        c.data.row_length - 2,  # [CLS] and [SEP]
+        corruption.min_predictions,
+        settings.slack(corruption),
+        corruption.views,
     )

@@ -11,14 +11,24 @@ named: --allow_change=optim.peak_learning_rate,data.fingerprint. With --extend_t
 goes on to step N; from where it resumes, the schedules are those of a run of N steps.
 """
 
+import contextlib
+import os
 import pathlib
-import signal
 
 import jax
 import numpy as np
 from absl import flags
 
-from mlm_jax import checkpoint, command, config, huge_pages, metrics, parallel, workdir
+from mlm_jax import (
+    checkpoint,
+    command,
+    config,
+    huge_pages,
+    metrics,
+    parallel,
+    processes,
+    workdir,
+)
 from mlm_jax.data import pipeline, rows
 from mlm_jax.errors import CheckpointError, InputError, NonFiniteError, Preempted
 from mlm_jax.evaluate import evaluate, unigram_entropy
@@ -48,22 +58,30 @@ def run(c, directory, *, allowed=()):
     `allowed` are the fields that may differ from those the run began with.
     """
     config.check(c)
-    num_devices = config.check_devices(c, jax.local_device_count())
+    processes.check(c)
+    sizes = config.check_devices(c, jax.device_count())
     directory = pathlib.Path(directory)
-    with workdir.held(directory):
-        changes = workdir.check_config(directory, c, allowed)
-        store = rows.prepare(c.data, c.tokenizer)
-        changes |= workdir.check_data(directory, store, allowed)
-        _run(c, directory, store, num_devices, changes)
+    is_first = processes.is_first()
+    with workdir.held(directory) if is_first else contextlib.nullcontext():
+        with processes.first_alone("data"):
+            changes = workdir.check_config(directory, c, allowed)
+            store = rows.prepare(c.data, c.tokenizer)
+            changes |= workdir.check_data(directory, store, allowed)
+        processes.agree("the number of rows", len(store.train))
+        _run(c, directory, store, sizes, changes)
 
 
-def _run(c, directory, store, num_devices, changes):
-    mesh = parallel.make_mesh({"data": num_devices})
+def _run(c, directory, store, sizes, changes):
+    mesh = parallel.make_mesh(sizes)
     program = make_program(c, store.tokenizer, store.token_counts, mesh)
     train_batches = pipeline.TrainBatches(
-        store.train, batch_size=c.data.batch_size, seed=c.seed
+        store.train,
+        batch_size=c.data.batch_size,
+        seed=c.seed,
+        process_index=jax.process_index(),
+        num_processes=jax.process_count(),
     )
-    exam = Exam(c, store, program, num_devices)
+    exam = Exam(c, store, program, mesh)
 
     with checkpoint.Checkpoints(
         directory,
@@ -72,28 +90,30 @@ def _run(c, directory, store, num_devices, changes):
         keep_every=c.checkpoint.keep_every,
     ) as checkpoints:
         start, state = checkpoints.restore(program.abstract_state)
+        processes.agree("the step to go on from", start or 0)
         if start is None:
             _refuse_to_start_over(directory)
-            state = program.init(jax.random.key(c.seed), config.hparams(c))
+            state = program.init(processes.key(c.seed, mesh), config.hparams(c))
         if start is not None and start >= c.optim.num_steps:
             print(
                 f"{directory} is finished: step {start:,} of {c.optim.num_steps:,}; "
                 "--extend_to=N goes on."
             )
         else:
-            # From here on the directory holds this run.
-            devices = f"{mesh.size} {mesh.devices.flat[0].platform}"
-            workdir.record(directory, store, start or 0, devices, changes)
-            config.save(c, directory)
+            if processes.is_first():  # from here on the directory holds this run
+                devices = f"{mesh.size} {mesh.devices.flat[0].platform}"
+                workdir.record(directory, store, start or 0, devices, changes)
+                config.save(c, directory)
+                _describe(store, state, mesh, exam, start)
             state = state.replace(hparams=program.place_hparams(config.hparams(c)))
-            _describe(store, state, mesh, exam, start)
             state = _train(
                 c, directory, program, state, start, train_batches, exam, checkpoints
             )
-        for text in c.eval.fill_mask:
+        params = jax.device_get(processes.whole(state.params, mesh))
+        for text in c.eval.fill_mask if processes.is_first() else ():
             filled = fill_mask(
                 program.model,
-                state.params,
+                params,
                 store.tokenizer,
                 text,
                 row_length=c.data.row_length,
@@ -122,10 +142,19 @@ def _train(c, directory, program, state, start, train_batches, exam, checkpoints
     num_steps = c.optim.num_steps
     first = start or 0
     batches = pipeline.prefetch(train_batches, first, num_steps)
-    progress = metrics.Progress(num_steps)
-    with metrics.Writer(directory, start) as writer, StopSignal() as stop:
+    rows_sharding = parallel.batch_sharding(exam.mesh)
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(processes.StopSignal())
+        if processes.is_first():
+            writer = stack.enter_context(metrics.Writer(directory, start))
+            progress = metrics.Progress(num_steps)
+        else:
+            writer = metrics.NoWriter()
+            quiet = stack.enter_context(open(os.devnull, "w"))
+            progress = metrics.Progress(num_steps, quiet)
         log = TrainLog(writer, progress, c)
         for step in range(first, num_steps + 1):
+            stop.look(step)
             is_last = step == num_steps
             is_done = step == start  # evaluated and saved before the run was stopped
             eval_loss = None
@@ -138,7 +167,9 @@ def _train(c, directory, program, state, start, train_batches, exam, checkpoints
             if not is_done and (is_due or stop.asked):
                 log.flush()  # nothing non-finite is ever saved
                 writer.sync()
-                checkpoints.save(step, state, eval_loss=eval_loss)
+                checkpoints.save(
+                    step, processes.whole(state, exam.mesh), eval_loss=eval_loss
+                )
                 progress.pause()
             if is_last or stop.asked:
                 checkpoints.wait()
@@ -152,7 +183,9 @@ def _train(c, directory, program, state, start, train_batches, exam, checkpoints
             checkpoints.check()  # what cannot be saved is not trained on
             with progress.waiting():
                 batch = next(batches)
-            state, step_metrics = program.train_step(state, batch)
+            state, step_metrics = program.train_step(
+                state, processes.from_slices(batch, rows_sharding)
+            )
             log.add(step + 1, step_metrics, batch["row"])
 
 
@@ -218,12 +251,13 @@ class TrainLog:
 class Exam:
     """The held-out rows and the masks on them: the same for every run of a data set."""
 
-    def __init__(self, c, store, program, num_devices):
-        self._c, self._program = c, program
+    def __init__(self, c, store, program, mesh):
+        self._c, self._program, self.mesh = c, program, mesh
+        row_devices = mesh.shape["data"] * mesh.shape["fsdp"]
         self.batches = pipeline.eval_batches(
             store.validation,
             num_rows=c.eval.num_rows,
-            batch_size=-(-c.eval.batch_size // num_devices) * num_devices,
+            batch_size=-(-c.eval.batch_size // row_devices) * row_devices,
             pad_id=store.tokenizer.special.pad,
         )
         self.entropy = unigram_entropy(self.batches, store.tokenizer.is_special)
@@ -231,12 +265,16 @@ class Exam:
     def take(self, state, step, progress):
         """Returns the scalars at every rate, and prints them."""
         scalars: dict[str, float] = {}
+        sharding = parallel.batch_sharding(self.mesh)
         for rate in self._c.eval.rates:
             sums = evaluate(
                 self._program.eval_step,
                 state.params,
-                self.batches,
-                jax.random.key(self._c.eval.seed),
+                (
+                    processes.from_whole(self.batches[k], sharding)
+                    for k in range(len(self.batches))
+                ),
+                processes.key(self._c.eval.seed, self.mesh),
                 eval_hparams(self._c, rate),
             )
             scalars |= metrics.eval_scalars(sums, rate)
@@ -250,32 +288,6 @@ class Exam:
             )
         progress.pause()
         return scalars
-
-
-class StopSignal:
-    """Turns SIGTERM and SIGINT into a flag that the loop reads between two steps.
-
-    Once asked, further signals change nothing until the process has ended.
-    """
-
-    def __init__(self):
-        self.asked = None
-
-    def __enter__(self):
-        self._previous = {
-            number: signal.signal(number, self._ask)
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
-        return self
-
-    def __exit__(self, *exc_info):
-        for number, handler in self._previous.items():
-            # Python gives its own handlers up before the process has ended.
-            signal.signal(number, signal.SIG_IGN if self.asked else handler)
-
-    def _ask(self, number, frame):
-        del frame
-        self.asked = signal.Signals(number).name
 
 
 def _describe(store, state, mesh, exam, start):
@@ -293,6 +305,7 @@ def _describe(store, state, mesh, exam, start):
 
 def main(arguments):
     del arguments
+    processes.start()
     c, allowed = CONFIG.value, list(ALLOW_CHANGE.value)
     fields = [*config.flatten(c), "tokenizer.digest", "data.fingerprint"]
     for name in allowed:
