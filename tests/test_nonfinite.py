@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs import tiny
-from mlm_jax import metrics, optim, parallel, schedules, step, train
+from mlm_jax import metrics, optim, parallel, schedules, step, training
 from mlm_jax.checkpoint import digest
 from mlm_jax.errors import NonFiniteError
 from tests import helpers
@@ -108,7 +108,7 @@ def make_log(stream=None, **changes):
     c.optim.num_steps = 100
     c.optim.update(changes)
     progress = metrics.Progress(100, stream or io.StringIO())
-    return train.TrainLog(FakeWriter(), progress, c)
+    return training.TrainLog(FakeWriter(), progress, c)
 
 
 @pytest.mark.parametrize("broken", [{"loss": np.nan}, {"grad_norm": np.inf}])
