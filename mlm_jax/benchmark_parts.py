@@ -29,6 +29,13 @@ def measure(calls, rounds):
     return {name: times[1:] for name, times in seconds.items()}
 
 
+def matrix_product(dtype, size=1024):
+    """Returns (a call that multiplies two square matrices, its operations)."""
+    x = jnp.ones((size, size), dtype)
+    product = jax.jit(jnp.matmul).lower(x, x).compile()
+    return lambda: product(x, x), 2 * size**3
+
+
 def temporary_bytes(compiled):
     return compiled.memory_analysis().temp_size_in_bytes
 

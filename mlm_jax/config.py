@@ -244,6 +244,34 @@ def _check_multiple(name, value, divisor_name, divisor):
         )
 
 
+# What a compiled program does not depend on, given its number of prediction slots: the
+# numbers that a step traces, the seed, and what only the loop around it reads.
+TRACED = {
+    "seed",
+    *(
+        f"corruption.{name}"
+        for name in (
+            *("rate", "final_rate", "schedule", "schedule_begin", "schedule_end"),
+            *("row_rate", "weighting", "corruption_rate", "prediction_rate"),
+            *("min_predictions", "mask_frac", "random_frac", "replacement_unit"),
+            *("dynamic", "duplicates", "span_lengths", "span_p", "span_min"),
+            *("span_max", "ngram_max", "weight_power", "token_loss_decay"),
+        )
+    ),
+    *(
+        f"optim.{name}"
+        for name in (
+            *("num_steps", "peak_learning_rate", "warmup_steps", "weight_decay"),
+            *("clip_norm", "label_smoothing", "z_loss", "b1", "b2", "eps"),
+            *("on_nonfinite", "max_skips"),
+        )
+    ),
+    *("eval.seed", "eval.every_steps", "eval.fill_mask", "log.every_steps"),
+    *(f"checkpoint.{name}" for name in ("every_steps", "keep", "keep_best")),
+    "checkpoint.keep_every",
+}
+
+
 def hparams(c):
     """The numbers that a step traces: changing one never recompiles."""
     optim = c.optim

@@ -69,7 +69,7 @@ def _run(c, directory, store, sizes, changes):
     else:
         with processes.StopSignal() as stop:
             drive(training, program.train_step, stop)
-    params = jax.device_get(processes.whole(training.state.params, mesh))
+    params = jax.device_get(processes.whole(training.get_state().params, mesh))
     for text in c.eval.fill_mask if processes.is_first() else ():
         filled = fill_mask(
             program.model, params, store.tokenizer, text, row_length=c.data.row_length

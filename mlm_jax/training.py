@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import functools
 import os
 
 import jax
@@ -31,7 +32,8 @@ class Training:
     """Config `c` in `directory`, from where an earlier call stopped up to step `until`,
     by default the last.
 
-    `start` is the step it goes on from, None if it begins; `state` is where it is.
+    `start` is the step it goes on from, None if it begins. `get_state()` returns where
+    it is, which whoever makes the updates keeps.
     """
 
     def __init__(self, c, directory, store, program, mesh, *, changes=(), until=None):
@@ -45,15 +47,19 @@ class Training:
             keep_best=c.checkpoint.keep_best,
             keep_every=c.checkpoint.keep_every,
         )
-        self.start, self.state = self._checkpoints.restore(program.abstract_state)
+        self.start, state = self._checkpoints.restore(program.abstract_state)
         processes.agree("the step to go on from", self.start or 0)
         if self.start is None:
             _refuse_to_start_over(directory)
             key = processes.key(c.seed, mesh)
-            self.state = program.init(key, config.hparams(c))
+            state = program.init(key, config.hparams(c))
         else:
             numbers = program.place_hparams(config.hparams(c))
-            self.state = self.state.replace(hparams=numbers)
+            state = state.replace(hparams=numbers)
+        self.keep(state)
+
+    def keep(self, state):
+        self.get_state = lambda: state
 
     @property
     def is_finished(self):
@@ -70,8 +76,8 @@ class Training:
         )
 
     def updates(self, batches, stop):
-        """Yields the batch of each update; is to be sent the update's metrics, when
-        `self.state` is the one after it.
+        """Yields the batch of each update; is to be sent a function that fetches the
+        update's metrics, when `get_state` has the state after it.
 
         Evaluation and saving come before an update, so that the first step, a resumed
         one and the last take the same path. Raises Preempted after saving when `stop`
@@ -95,8 +101,8 @@ class Training:
                 checkpoints.check()  # what cannot be saved is not trained on
                 with progress.waiting():
                     batch = next(batches)
-                step_metrics = yield batch
-                log.add(step + 1, step_metrics, batch["row"])
+                fetch_metrics = yield batch
+                log.add(step + 1, fetch_metrics, batch["row"])
 
     def _between(self, step, log, writer, progress, checkpoints, stop):
         """Evaluates, saves and stops, if it is time to, before update `step + 1`."""
@@ -106,14 +112,14 @@ class Training:
         eval_loss = None
         if not is_done and (is_last or step % every[0] == 0):
             log.flush()
-            scalars = self._exam.take(self.state, step, progress)
+            scalars = self._exam.take(self.get_state(), step, progress)
             writer.write(step, scalars)
             eval_loss = scalars[f"eval/loss@{self.c.eval.rates[0]:g}"]
         is_due = step and (is_last or step % every[1] == 0)
         if not is_done and (is_due or stop.asked):
             log.flush()  # nothing non-finite is ever saved
             writer.sync()
-            state = processes.whole(self.state, self.mesh)
+            state = processes.whole(self.get_state(), self.mesh)
             checkpoints.save(step, state, eval_loss=eval_loss)
             progress.pause()
         if is_last or stop.asked:
@@ -133,7 +139,9 @@ class Training:
         devices = f"{mesh.size} {platform}"
         workdir.record(self.directory, store, self.start or 0, devices, self._changes)
         config.save(self.c, self.directory)
-        num_params = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
+        num_params = sum(
+            leaf.size for leaf in jax.tree.leaves(self._program.abstract_state.params)
+        )
         begin = "starts" if self.start is None else f"resumes at step {self.start:,}"
         print(
             f"{begin}: {num_params:,} parameters, {len(store.train):,} rows of "
@@ -152,11 +160,12 @@ def drive(training, train_step, stop):
     updates = training.updates(batches, stop)
     batch = next(updates, None)
     while batch is not None:
-        training.state, step_metrics = train_step(
-            training.state, processes.from_slices(batch, rows_sharding)
+        state, step_metrics = train_step(
+            training.get_state(), processes.from_slices(batch, rows_sharding)
         )
+        training.keep(state)
         try:
-            batch = updates.send(step_metrics)
+            batch = updates.send(functools.partial(jax.device_get, step_metrics))
         except StopIteration:
             batch = None
 
@@ -191,18 +200,17 @@ class TrainLog:
         self._updates = self._skipped = self._in_row = 0
         self._pending = None
 
-    def add(self, step, step_metrics, row_B):
+    def add(self, step, fetch_metrics, row_B):
         self.flush()
-        self._pending = step, step_metrics, row_B
+        self._pending = step, fetch_metrics, row_B
 
     def flush(self):
         """Logs what is pending. Raises NonFiniteError if it is not finite, or not for
         longer than is allowed."""
         if self._pending is None:
             return
-        (step, step_metrics, row_B), self._pending = self._pending, None
-        step_metrics = jax.device_get(step_metrics)
-        values = {name: leaf.tolist() for name, leaf in step_metrics.items()}
+        (step, fetch_metrics, row_B), self._pending = self._pending, None
+        values = {name: leaf.tolist() for name, leaf in fetch_metrics().items()}
         self._progress.update(values["num_tokens"])
         self._updates += 1
         scalars = metrics.train_scalars(values)
