@@ -6,23 +6,35 @@ evaluated and used like any other run, or in another company.
 """
 
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mlm_jax.errors import NonFiniteError, Preempted
 
 
+class Step(NamedTuple):
+    """`update(states, batches) -> (states, metrics)` of `num_runs` runs, everything
+    stacked and placed by `sharding`; the states passed in are donated."""
+
+    num_runs: int
+    sharding: NamedSharding
+    update: Callable
+
+
 def make_step(step, num_runs):
-    """Returns (stacked states, stacked batches) -> (the same, stacked metrics) for
-    `step` of one run; the states passed in are donated.
+    """Returns the `Step` of `step`, which is that of one run on one device.
 
     Runs are spread evenly over as many devices as divide their number.
     """
-    count = max(n for n in range(1, jax.local_device_count() + 1) if num_runs % n == 0)
-    mesh = jax.make_mesh((count,), ("runs",), devices=jax.local_devices()[:count])
+    devices = jax.local_devices()
+    count = max(n for n in range(1, len(devices) + 1) if num_runs % n == 0)
+    mesh = Mesh(np.asarray(devices[:count]), ("runs",))
     mapped = jax.shard_map(
         jax.vmap(step),
         mesh=mesh,
@@ -30,16 +42,18 @@ def make_step(step, num_runs):
         out_specs=P("runs"),
         check_vma=False,  # each device has its own runs, and they share nothing
     )
-    return jax.jit(mapped, donate_argnums=0)
+    sharding = NamedSharding(mesh, P("runs"))
+    return Step(num_runs, sharding, jax.jit(mapped, donate_argnums=0))
 
 
-def drive(trainings, step, num_runs, stop):
-    """Makes the updates of all `trainings` together, up to `num_runs` of them.
+def drive(trainings, step, stop):
+    """Makes the updates of all `trainings` together, at most as many as `step` has
+    places.
 
     Returns {index: NonFiniteError} of those that had to stop; the others go on without
     them. Raises Preempted when all have been saved.
     """
-    population = _Population(trainings, num_runs)
+    population = _Population(trainings, step)
     batches = _Batches(trainings)
     updates = {
         i: training.updates(batches.of(i), stop) for i, training in enumerate(trainings)
@@ -61,7 +75,7 @@ def drive(trainings, step, num_runs, stop):
                 preempted.append(error)
                 del updates[i]
         if updates:
-            latest = population.update(step, batch_of)
+            latest = population.update(batch_of)
     if preempted:
         raise preempted[0]
     return failed
@@ -71,12 +85,13 @@ class _Population:
     """The stacked states. A place without a run, or whose run has ended, goes on with
     what it had, and no one looks."""
 
-    def __init__(self, trainings, num_runs):
-        self._num_runs = num_runs
-        self._shardings = jax.tree.map(lambda x: x.sharding, trainings[0].get_state())
+    def __init__(self, trainings, step):
+        self._step = step
         states = [training.get_state() for training in trainings]
-        states += [states[0]] * (num_runs - len(states))
-        self._states = jax.tree.map(lambda *x: jnp.stack(x), *states)
+        self._shardings = jax.tree.map(lambda x: x.sharding, states[0])
+        states += [states[0]] * (step.num_runs - len(states))
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *states)
+        self._states = jax.device_put(stacked, step.sharding)
         for i, training in enumerate(trainings):
             training.get_state = functools.partial(self._state, i)
 
@@ -84,12 +99,12 @@ class _Population:
         state = jax.tree.map(lambda x: x[i], self._states)
         return jax.device_put(state, self._shardings)
 
-    def update(self, step, batch_of):
+    def update(self, batch_of):
         """Returns {run: a function that fetches its metrics}."""
         some = next(iter(batch_of.values()))
-        rows = [batch_of.get(i, some) for i in range(self._num_runs)]
+        rows = [batch_of.get(i, some) for i in range(self._step.num_runs)]
         batches = {name: np.stack([row[name] for row in rows]) for name in some}
-        self._states, metrics = step(self._states, batches)
+        self._states, metrics = self._step.update(self._states, batches)
         fetch = functools.cache(functools.partial(jax.device_get, metrics))
 
         def fetch_of(i):

@@ -190,7 +190,7 @@ def train_group(group, clock, stop):
             if together == 1:
                 failed = drive_one(trainings[0], step, stop)
             else:
-                failed = population.drive(trainings, step, together, stop)
+                failed = population.drive(trainings, step, stop)
             for i, run in enumerate(held):
                 if i in failed:
                     reason = {"reason": str(failed[i])}

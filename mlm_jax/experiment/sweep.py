@@ -154,7 +154,7 @@ def _module(path):
         and not isinstance(value, types.ModuleType)
     ]
     for name in unknown:
-        command.check_field(name, REQUIRED + OPTIONAL, f"{path}: ")
+        command.check_field(name, REQUIRED + OPTIONAL, "")
     return module
 
 
@@ -169,7 +169,7 @@ def _check(path, experiment):
         raise InputError(f"{path}: there is no arm, or no seed.")
     if len(set(experiment.seeds)) < len(experiment.seeds):
         raise InputError(f"{path}: SEEDS has a seed twice.")
-    command.check_field(experiment.baseline, names, f"{path}: BASELINE = ")
+    command.check_field(experiment.baseline, names, "BASELINE = ")
 
 
 # ---- runs ---------------------------------------------------------------------------
