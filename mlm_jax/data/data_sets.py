@@ -16,7 +16,7 @@ import itertools
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import google_crc32c
 import tensorflow_datasets as tfds
@@ -174,23 +174,24 @@ def _nearest(match: re.Match, folder: str) -> str:
     names = tfds.list_builders(with_community_datasets=False)
     names += os.listdir(folder) if os.path.isdir(folder) else []
     if name not in names:
-        near = difflib.get_close_matches(name.lower(), names, 1, cutoff=0)
-        right = f"tfds:{near[0]}"
-        right += f"/{config}" if config else ""
-        return f"; did you mean {right}?"
+        right = _closest(name.lower(), names) + (f"/{config}" if config else "")
+        return f"; did you mean tfds:{right}?"
     try:
-        code = tfds.builder_cls(name)
-    except tfds.core.DatasetNotFoundError:  # only prepared files of it are there
+        configs = list(tfds.builder_cls(name).builder_configs)
+    except tfds.core.DatasetNotFoundError:  # its files are there, its code is not
         return ""
-    configs = list(code.builder_configs)
-    if config and config not in configs:
-        near = difflib.get_close_matches(config, configs, 1, cutoff=0)
-        right = f"tfds:{name}" + (f"/{near[0]}" if near else "")
-        return f"; did you mean {right}?"
-    if version:
-        right = f"tfds:{name}" + (f"/{config}" if config else "")
-        return f"; did you mean {right}:{tfds.builder(right[5:]).version}?"
-    return ""
+    right = name + (f"/{_closest(config, configs)}" if config and configs else "")
+    if config in configs or not config:  # so that it is the version
+        right += f":{tfds.builder(right).version}" if version else ""
+    return f"; did you mean tfds:{right}?"
+
+
+def _closest(word: str, names: Sequence[str]) -> str:
+    def likeness(name: str) -> tuple[float, int]:
+        ratio = difflib.SequenceMatcher(None, word, name).ratio()
+        return ratio, len(os.path.commonprefix([word, name]))
+
+    return max(names, key=likeness)
 
 
 def _text_feature(builder, name: str) -> str:
@@ -203,8 +204,7 @@ def _text_feature(builder, name: str) -> str:
     if named:
         if named in found:
             return named
-        near = difflib.get_close_matches(named, found, 1, cutoff=0)
-        hint = f"; did you mean #{near[0]}?" if near else ""
+        hint = f"; did you mean #{_closest(named, found)}?" if found else ""
         raise InputError(f"tfds:{name} has no text feature named {named}{hint}")
     if "text" in found:
         return "text"

@@ -86,12 +86,17 @@ def under_beam(options) -> Run:
     import apache_beam as beam
 
     def run(task, items):
-        with beam.Pipeline(options=options) as pipeline:
+        try:
+            pipeline = beam.Pipeline(options=options)
+        except ValueError as error:
+            reason = str(error).split("\n")[0]
+            raise InputError(f"Beam's pipeline options: {reason}") from error
+        with pipeline:
             _ = (
                 pipeline
-                | beam.Create(list(items), reshuffle=False)
-                | beam.Reshuffle()  # a part a bundle, wherever there is room
-                | beam.Map(task)
+                | "parts" >> beam.Create(list(items), reshuffle=False)
+                | "spread" >> beam.Reshuffle()  # each wherever there is room
+                | "pack" >> beam.Map(task)
             )
         return iter(())
 
