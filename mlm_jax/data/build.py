@@ -164,7 +164,7 @@ def _gather(
     text = TextCounts()
     packed = {split: PackStats() for split in shards.SPLITS}
     places: dict[str, list[shards.Shard]] = {split: [] for split in shards.SPLITS}
-    token_counts = np.int64(0)
+    token_counts = np.zeros((), np.int64)
     for number in range(num_parts):
         facts = json.loads(recipe.facts(number).read_bytes())
         text = _plus(text, facts["text"])

@@ -22,20 +22,21 @@ from mlm_jax.files import locked, name_of
 
 # Raise it when a row is written differently: stores of other formats are built anew.
 FORMAT = "1.1.0"
-_ADDED = ("documents", "empty_documents", "characters", "bad_lines", "bad_bytes")
-_ADDED += ("tokens", "unknown", "filled", "positions")
+
+
+AnyRows = Rows | MixedRows
 
 
 @dataclasses.dataclass(frozen=True)
 class RowStore:
     """Rows, the tokenizer that made them, and what building them counted."""
 
-    train: Rows | MixedRows
-    validation: Rows | MixedRows
+    train: AnyRows
+    validation: AnyRows
     tokenizer: Tokenizer
     stats: Mapping[str, Any]
     row_length: int
-    fingerprint: str  # of a mixture: as `data.source`, with stores for sources
+    fingerprint: str
 
     @property
     def token_counts(self) -> np.ndarray:
@@ -72,12 +73,10 @@ def prepare(
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"data.cache_dir={cache}: {error.strerror}") from error
-    weights, names = zip(*sources.mixture(data["source"]), strict=True)
-    in_cycle = shares(weights)
-    found = [
-        sources.open_source(name, document=data["document"], data_dir=data["data_dir"])
-        for name in names
-    ]
+    mixture = sources.mixture(data["source"])
+    in_cycle = shares([weight for weight, _ in mixture])
+    where = {key: data[key] for key in ("document", "data_dir")}
+    found = [sources.open_source(name, **where) for _, name in mixture]
     for source in found:
         source.fetch(log, beam_options)
     contents = [source.fingerprint() for source in found]
@@ -92,55 +91,73 @@ def prepare(
     )
     settings = text | {key: data[key] for key in ("row_length", "packing")}
     settings |= {"tokenizer": tokenizer.digest, "format": FORMAT}
-    stores = []
-    for name, source, content in zip(names, found, contents, strict=True):
-        fingerprint = name_of(settings | {"content": content})
-        final, how = _final(cache, fingerprint), "found"
+    prints = [name_of(settings | {"content": content}) for content in contents]
+    finals = [_final(cache, fingerprint) for fingerprint in prints]
+    all_stats = []
+    for (_, name), source, final in zip(mixture, found, finals, strict=True):
+        how = "found"
         if not final.exists():
-            with locked(cache / "rows" / f"{fingerprint}.lock"):
+            with locked(final.parents[1].with_suffix(".lock")):
                 if not final.exists():  # another process may have built it meanwhile
                     how = "built"
-                    _build(source, data, name, tokenizer, final, run, log)
-        stats, splits = shards.load(final)
+                    told = {**data, "source": name}
+                    _build(source, told, tokenizer, final, run, log)
+        stats, _ = shards.load(final)
         log(_summary(name, stats, how, final))
-        stores.append(
-            RowStore(*splits, tokenizer, stats, data["row_length"], fingerprint)
-        )
-    return stores[0] if len(stores) == 1 else _mixed(stores, in_cycle)
+        all_stats.append(stats)
+    train, validation = _load(finals, in_cycle)
+    return RowStore(
+        train,
+        validation,
+        tokenizer,
+        _added(all_stats),
+        data["row_length"],
+        _joined(in_cycle, prints),
+    )
 
 
-def find(data: Mapping, fingerprint: str) -> list[Rows | MixedRows]:
+def find(data: Mapping, fingerprint: str) -> tuple[AnyRows, AnyRows]:
     """Returns the two splits of the store with this fingerprint.
 
     Raises:
       FileNotFoundError: if there is none.
       InputError: if it cannot be read.
     """
-    weights, names = zip(*sources.mixture(fingerprint), strict=True)
-    finals = [_final(_cache(data), name) for name in names]
+    weights, prints = zip(*sources.mixture(fingerprint), strict=True)
+    finals = [_final(_cache(data), name) for name in prints]
     for final in finals:
         if not final.exists():
             raise FileNotFoundError(final)
-    splits = zip(*(shards.load(final)[1] for final in finals), strict=True)
-    if len(finals) == 1:
-        return [rows for (rows,) in splits]
-    return [MixedRows(rows, shares(weights)) for rows in splits]
+    return _load(finals, shares(weights))
 
 
-def _mixed(stores: Sequence[RowStore], in_cycle: Sequence[int]) -> RowStore:
-    """Returns the stores as one."""
-    stats = {key: sum(store.stats[key] for store in stores) for key in _ADDED}
-    stats["token_counts"] = sum(store.token_counts for store in stores).tolist()
-    first = stores[0]
-    weighted = zip(in_cycle, stores, strict=True)
-    return RowStore(
-        MixedRows([store.train for store in stores], in_cycle),
-        MixedRows([store.validation for store in stores], in_cycle),
-        first.tokenizer,
-        stats,
-        first.row_length,
-        " + ".join(f"{share} {store.fingerprint}" for share, store in weighted),
-    )
+def _load(
+    finals: Sequence[pathlib.Path], in_cycle: Sequence[int]
+) -> tuple[AnyRows, AnyRows]:
+    splits = [shards.load(final)[1] for final in finals]
+    if len(splits) == 1:
+        return splits[0]
+    train, validation = zip(*splits, strict=True)
+    return MixedRows(train, in_cycle), MixedRows(validation, in_cycle)
+
+
+def _joined(in_cycle: Sequence[int], prints: Sequence[str]) -> str:
+    """Returns the fingerprint of a mixture: like `data.source`, for `find` to read."""
+    if len(prints) == 1:
+        return prints[0]
+    weighted = zip(in_cycle, prints, strict=True)
+    return " + ".join(f"{share} {fingerprint}" for share, fingerprint in weighted)
+
+
+def _added(all_stats: Sequence[Mapping]) -> dict:
+    """Returns the counts of several stores as one's."""
+    if len(all_stats) == 1:
+        return dict(all_stats[0])
+    first = all_stats[0]
+    counts = [name for name, value in first.items() if isinstance(value, int)]
+    added: dict = {name: sum(stats[name] for stats in all_stats) for name in counts}
+    tokens = np.sum([stats["token_counts"] for stats in all_stats], axis=0)
+    return added | {"token_counts": tokens.tolist()}
 
 
 def _cache(data: Mapping) -> pathlib.Path:
@@ -151,7 +168,7 @@ def _final(cache: pathlib.Path, fingerprint: str) -> pathlib.Path:
     return cache / "rows" / fingerprint / shards.NAME / FORMAT
 
 
-def _build(source, data, name, tokenizer, final, run, log) -> None:
+def _build(source, data, tokenizer, final, run, log) -> None:
     folder = final.parents[1] / "parts"  # what a killed build left there is used
     folder.mkdir(parents=True, exist_ok=True)
     recipe = build.Recipe(
@@ -169,8 +186,7 @@ def _build(source, data, name, tokenizer, final, run, log) -> None:
         stats = build.build(recipe, final, run=run, log=log)
         rows = {split: stats[f"{split}_rows"] for split in shards.SPLITS}
         amount = f"{stats['tokens']} tokens"
-        text = {**data, "source": name}
-        vocabulary.require_both(text, rows, stats["documents"], amount)
+        vocabulary.require_both(data, rows, stats["documents"], amount)
     except InputError:  # it would come again, other than a kill or a full disk
         shutil.rmtree(final.parents[1])
         raise

@@ -108,8 +108,8 @@ def publish(
     folder.rename(final)
 
 
-def load(final: pathlib.Path) -> tuple[dict, list["Rows"]]:
-    """Returns the stats of a data set and the rows of its splits.
+def load(final: pathlib.Path) -> tuple[dict, tuple["Rows", "Rows"]]:
+    """Returns the stats of a data set and the rows of its two splits.
 
     Raises InputError if it is not what was written.
     """
@@ -117,7 +117,7 @@ def load(final: pathlib.Path) -> tuple[dict, list["Rows"]]:
         builder = tfds.builder_from_directory(final)
         stats = dict(builder.info.metadata)
         stats["token_counts"]
-        return stats, [Rows(builder, split) for split in SPLITS]
+        return stats, (Rows(builder, SPLITS[0]), Rows(builder, SPLITS[1]))
     except Exception as error:  # what reads these files raises nearly anything
         path = str(final / "dataset_info.json")
         raise _damaged(path, "it, or a file beside it,", error) from error
