@@ -4,7 +4,7 @@
 
 Each corpus is the bundled novels over and over, with numbers of its own in every line,
 so that it has ever new words. Prepared by `python -m mlm_jax.prepare`, which learns the
-tokenizer too; the peak is that of its largest process.
+tokenizer too; the peak is that of its largest process. Arguments after `--` go to it.
 """
 
 import pathlib
@@ -32,14 +32,14 @@ def write_corpus(path, num_bytes):
             size += file.write(f"{number} {blocks[number % len(blocks)]} {number}\n\n")
 
 
-def prepare(corpus, cache, workers):
+def prepare(corpus, cache, flags_):
     """Returns seconds and peak kilobytes of the largest process."""
     start = time.monotonic()
     subprocess.run(
         [sys.executable, "-m", "mlm_jax.prepare", "--config=configs/tiny.py"]
         + [f"--config.data.source=files:{corpus}", f"--config.data.cache_dir={cache}"]
         + ["--config.data.document=blank_line", "--config.tokenizer.vocab_size=8192"]
-        + [f"--workers={workers}"],
+        + flags_,
         cwd=ROOT,
         check=True,
     )
@@ -49,13 +49,13 @@ def prepare(corpus, cache, workers):
 
 
 def main(argv):
-    del argv
+    flags_ = [f"--workers={WORKERS.value}", *argv[1:]]
     with tempfile.TemporaryDirectory() as folder:
         for megabytes in map(int, MEGABYTES.value):
             corpus = pathlib.Path(folder) / f"{megabytes}.txt"
             write_corpus(corpus, megabytes * 10**6)
             cache = pathlib.Path(folder) / f"cache{megabytes}"
-            seconds, peak = prepare(corpus, cache, WORKERS.value)
+            seconds, peak = prepare(corpus, cache, flags_)
             print(f"{megabytes:,} MB: {seconds:.0f} s, peak {peak / 1024:.0f} MiB")
 
 

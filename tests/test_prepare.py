@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -53,12 +54,37 @@ def alone(folder, tmp_path_factory):
     return prepare(folder, tmp_path_factory.mktemp("alone"), "--workers=1")
 
 
+def test_training_finds_what_was_prepared(folder, tmp_path):
+    (tmp_path / "text.txt").write_text("the word is\nmasked\n" * 40 + "hidden\n" * 9)
+    source = {"data.source": f"files:{tmp_path}/text.txt"}
+    source["data.validation_fraction"] = 0.5
+    text, files = prepare(folder, tmp_path / "cache", **source)
+    assert "89 documents; built in" in text and len(files) >= 4
+    text, again = prepare(folder, tmp_path / "cache", **source)
+    assert "89 documents; found in" in text and again == files
+
+
+@pytest.mark.slow
 def test_processes_write_what_one_writes(folder, alone, tmp_path):
     text, files = prepare(folder, tmp_path, "--workers=2")
     assert "packing: 1 parts" in text and "2,500 documents; built in" in text
     assert len(files) >= 6 and files == alone[1]
-    text, again = prepare(folder, tmp_path)
-    assert "2,500 documents; found in" in text and again == files
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_corpus():
+    """A tenth of the bounds, so that a tenth of the text is beyond them."""
+    done = subprocess.run(
+        [sys.executable, "experiments/prepare_memory.py", "--megabytes=10,100", "--"]
+        + ["--config.tokenizer.max_characters=5_000_000"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    small, large = map(int, re.findall(r"peak (\d+) MiB", done.stdout))
+    assert large < 1.1 * small
 
 
 @pytest.mark.parametrize(
@@ -77,6 +103,11 @@ def test_flags_that_cannot_be(folder, tmp_path, flags, message):
 # --- under Beam --------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def beam():
+    pytest.importorskip("apache_beam", reason="apache-beam is optional: mlm_jax[beam]")
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -87,8 +118,7 @@ def test_flags_that_cannot_be(folder, tmp_path, flags, message):
         ),
     ],
 )
-def test_beam_writes_what_one_process_writes(folder, alone, tmp_path, options):
-    pytest.importorskip("apache_beam", reason="apache-beam is optional: mlm_jax[beam]")
+def test_beam_writes_what_one_process_writes(beam, folder, alone, tmp_path, options):
     options = ["--", "--runner=DirectRunner", *options]
     text, files = prepare(folder, tmp_path, "--beam", *options)
     assert "2,500 documents; built in" in text
@@ -103,15 +133,13 @@ def test_beam_writes_what_one_process_writes(folder, alone, tmp_path, options):
         ("x", "Beam has no pipeline option 'x'"),
     ],
 )
-def test_options_that_beam_does_not_know(folder, tmp_path, option, message):
-    pytest.importorskip("apache_beam", reason="apache-beam is optional: mlm_jax[beam]")
+def test_options_that_beam_does_not_know(beam, folder, tmp_path, option, message):
     text, files = prepare(folder, tmp_path, "--beam", "--", option, code=2)
     assert f"error: {message}" in text.replace("Beam's pipeline options: ", "")
     assert not files
 
 
-def test_beam_names_what_is_wrong_with_the_text(folder, tmp_path):
-    pytest.importorskip("apache_beam", reason="apache-beam is optional: mlm_jax[beam]")
+def test_beam_names_what_is_wrong_with_the_text(beam, folder, tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"the word\n\xff\n")
     source = {"data.source": f"files:{tmp_path}/bad.txt"}
     text, files = prepare(folder, tmp_path / "cache", "--beam", code=2, **source)
@@ -119,7 +147,7 @@ def test_beam_names_what_is_wrong_with_the_text(folder, tmp_path):
     assert not files
 
 
-def test_without_beam_it_is_said_how_to_get_it(folder, tmp_path, monkeypatch):
+def test_without_beam_it_is_said_how_to_get_it(tmp_path):
     (tmp_path / "apache_beam.py").write_text("raise ImportError('not here')")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r});"

@@ -11,11 +11,11 @@ import dataclasses
 import difflib
 import functools
 import hashlib
-import io
 import itertools
 import os
 import re
 import struct
+import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import google_crc32c
@@ -57,9 +57,10 @@ class DataSet:
             return
         log(f"tfds:{self.name} is not in {_folder(self.data_dir)}: TFDS makes it")
         config = tfds.download.DownloadConfig(beam_options=beam_options)
-        tfds.disable_progress_bar()
+        if not sys.stderr.isatty():
+            tfds.disable_progress_bar()
         try:
-            with contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.redirect_stdout(sys.stderr):
                 builder.download_and_prepare(
                     download_config=config, file_format="array_record"
                 )
