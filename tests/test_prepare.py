@@ -90,7 +90,6 @@ def test_memory_does_not_grow_with_the_corpus():
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--workers=0"], "--workers"),
         (["--", "--runner=DirectRunner"], "unexpected argument '--runner"),
         (["--beam", "--workers=2"], "--workers is not for --beam"),
     ],

@@ -70,7 +70,6 @@ class DataSet:
                 f" to make it: {_first_line(error)}; name in data.data_dir a folder"
                 " where it was prepared, in ArrayRecord or TFRecord format"
             ) from error
-        _split.cache_clear()
 
     def fingerprint(self) -> str:
         """sha256 of name, version, what the data set says of itself, and file sizes."""
@@ -140,12 +139,9 @@ def _split(name: str, data_dir: str | None):
     format_ = builder.info.file_format.value
     if format_ not in ("array_record", "tfrecord"):
         raise InputError(f"{where} is {format_}; expected array_record or tfrecord")
-    is_random = format_ == "array_record"
-    records = (
-        builder.as_data_source(split="train", deserialize_method=_RAW)
-        if is_random
-        else None
-    )
+    records = None
+    if format_ == "array_record":
+        records = builder.as_data_source(split="train", deserialize_method=_RAW)
     return builder, records, _text_feature(builder, name)
 
 
@@ -159,9 +155,10 @@ def _builder(name: str, data_dir: str | None):
     try:
         return tfds.builder(name.partition("#")[0], data_dir=folder)
     except Exception as error:  # the code of each data set raises what it likes
+        hint = _nearest(match, folder)
+        problem = "is unknown" if hint else "cannot be opened"
         raise InputError(
-            f"tfds:{name} is unknown (data_dir {folder}): {_first_line(error)}"
-            f"{_nearest(match, folder)}"
+            f"tfds:{name} {problem} (data_dir {folder}): {_first_line(error)}{hint}"
         ) from error
 
 
@@ -170,7 +167,8 @@ def _folder(data_dir: str | None) -> str:
 
 
 def _nearest(match: re.Match, folder: str) -> str:
-    """Returns '; did you mean …?' for the first part of a name that is not right."""
+    """Returns '; did you mean …?' for the first part of a name that is not right, or
+    nothing if all are."""
     name, config, version = match["name"], match["config"], match["version"]
     names = tfds.list_builders(with_community_datasets=False)
     names += os.listdir(folder) if os.path.isdir(folder) else []
@@ -178,13 +176,18 @@ def _nearest(match: re.Match, folder: str) -> str:
         right = _closest(name.lower(), names) + (f"/{config}" if config else "")
         return f"; did you mean tfds:{right}?"
     try:
-        configs = list(tfds.builder_cls(name).builder_configs)
+        code = tfds.builder_cls(name)
     except tfds.core.DatasetNotFoundError:  # its files are there, its code is not
         return ""
-    right = name + (f"/{_closest(config, configs)}" if config and configs else "")
-    if config in configs or not config:  # so that it is the version
-        right += f":{tfds.builder(right).version}" if version else ""
-    return f"; did you mean tfds:{right}?"
+    configs = code.builder_configs
+    if config and config not in configs:
+        right = name + (f"/{_closest(config, list(configs))}" if configs else "")
+        return f"; did you mean tfds:{right}?"
+    newest = str((configs[config].version if config else None) or code.VERSION)
+    if version and version != newest:
+        right = name + (f"/{config}" if config else "")
+        return f"; did you mean tfds:{right}:{newest}?"
+    return ""
 
 
 def _closest(word: str, names: Sequence[str]) -> str:

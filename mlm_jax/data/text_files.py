@@ -21,7 +21,7 @@ _BLANK = " \t\r\f\v"
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles:
-    """Files in reading order, and what a document is in them: a key of `SPLITS`."""
+    """Files in reading order, and what a document is in them: a key of `DOCUMENTS`."""
 
     paths: tuple[str, ...]
     document: str
@@ -98,7 +98,7 @@ class TextFiles:
                 on_bad_text=on_bad_text,
                 counts=counts,
             )
-            yield from SPLITS[self.document](clean)
+            yield from DOCUMENTS[self.document](clean)
 
 
 class _refuse_unreadable:
@@ -194,7 +194,7 @@ def _chapters(lines: Iterable[str]) -> Iterator[str]:
     yield "\n".join(block)
 
 
-SPLITS: dict[str, Callable[[Iterable[str]], Iterator[str]]] = {
+DOCUMENTS: dict[str, Callable[[Iterable[str]], Iterator[str]]] = {
     "file": _whole_file,
     "blank_line": _blank_line_separated,
     "line": _each_line,

@@ -16,6 +16,9 @@ from mlm_jax.data import pieces, rows, runners, sources
 from mlm_jax.errors import InputError
 from tests.texts import documents
 
+# The protobuf that Beam asks for warns of a field that TFDS reads.
+pytestmark = pytest.mark.filterwarnings("ignore:label:DeprecationWarning")
+
 
 def read(name, folder, on_bad_text="stop", counts=None):
     settings = {"document": "file", "on_bad_text": on_bad_text, "counts": counts}
@@ -79,6 +82,14 @@ def test_a_data_set_that_is_there_is_not_made_again(sayings, tmp_path):
     before = sayings.stat().st_mtime_ns
     source("tfds:sayings", tmp_path).fetch(pytest.fail)
     assert sayings.stat().st_mtime_ns == before
+
+
+def test_damaged_facts_are_named_and_no_other_name_is_proposed(sayings, tmp_path):
+    sayings.write_text("{")
+    for name in ("tfds:sayings", "tfds:sayings:1.2.0"):
+        with pytest.raises(InputError, match=f"{name} cannot be opened") as caught:
+            read(name, tmp_path)
+        assert "did you mean" not in str(caught.value)
 
 
 def test_other_formats_are_refused(sayings, tmp_path):
