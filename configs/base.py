@@ -14,12 +14,13 @@ def get_config():
     c.seed = 0  # initial weights, order of rows, masks and dropout
 
     c.data = ml_collections.ConfigDict()
-    # bundled:austen, files:PATTERN, or tfds:NAME[/CONFIG][:VERSION]
+    # bundled:austen, files:PATTERN, tfds:NAME[/CONFIG][:VERSION][#FEATURE], or some of
+    # them, each with its share of the training rows: "0.7 tfds:lm1b + 0.3 files:*.txt".
     c.data.source = "bundled:austen"
     # What a document is in files: a file, a blank-line separated block, or a line.
     c.data.document = "file"  # file, blank_line, line
     c.data.on_bad_text = "stop"  # stop, skip, replace: lines that are not UTF-8 text
-    c.data.data_dir = "~/tensorflow_datasets"  # where tfds: sources were prepared
+    c.data.data_dir = "~/tensorflow_datasets"  # where tfds: sources are kept
     c.data.cache_dir = "runs/cache"  # tokenizers and packed rows, shared between runs
     # Share of the documents that is held out, chosen by hash of their content.
     c.data.validation_fraction = 0.05
@@ -32,6 +33,7 @@ def get_config():
     c.tokenizer.file = placeholder(str)
     c.tokenizer.kind = "wordpiece"  # wordpiece, bpe, unigram
     c.tokenizer.vocab_size = 30522  # BERT's
+    c.tokenizer.max_characters = 100_000_000  # learned from at most about so many
     c.tokenizer.lowercase = True
     c.tokenizer.strip_accents = (
         True  # BERT's uncased models do; not implied by lowercase

@@ -5,6 +5,11 @@ python -m mlm_jax.COMMAND [flags]     (--help explains each)
 
 train      trains a masked language model, or resumes it
   python -m mlm_jax.train --config=configs/tiny.py --workdir=runs/tiny
+prepare    prepares data beforehand, in processes or under Apache Beam
+  python -m mlm_jax.prepare --config=configs/bert_base.py --workers=32
+launch     submits training to SLURM
+  python -m mlm_jax.launch --slurm --slurm_nodes=4 --config=configs/bert_base.py \\
+      --workdir=runs/bert_base --config.parallel.mode=shard_map
 fill_mask  fills the [MASK]s of a sentence with a trained model
   python -m mlm_jax.fill_mask --workdir=runs/tiny "The [MASK] was dark."
 show_masks shows what a corruption policy hides, as text or as a page

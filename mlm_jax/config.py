@@ -75,6 +75,7 @@ RULES = {
     "data.batch_size": _at_least(1),
     "tokenizer.kind": _one_of("wordpiece", "bpe", "unigram"),
     "tokenizer.vocab_size": _at_least(16),
+    "tokenizer.max_characters": _at_least(1),
     "corruption.strategy": _one_of("token", "word", "span", "ngram", "pmi"),
     "corruption.span_lengths": _one_of(*settings.LENGTHS),
     "corruption.span_p": Rule("above 0 and below 1", lambda value: 0 < value < 1),

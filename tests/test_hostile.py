@@ -19,6 +19,7 @@ from mlm_jax import config, metrics
 from mlm_jax.data import rows, sources
 from mlm_jax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from mlm_jax.errors import InputError
+from tests.texts import documents
 
 ROOT = pathlib.Path(__file__).parents[1]
 TOKENIZER = {
@@ -26,6 +27,7 @@ TOKENIZER = {
     "vocab_size": 300,
     "lowercase": True,
     "strip_accents": True,
+    "max_characters": 10**8,
     "file": None,
 }
 
@@ -172,7 +174,7 @@ def test_b21_a_damaged_record_of_a_tfds_source_is_named(tmp_path):
     content[at] ^= 1
     shard.write_bytes(content)
     read = functools.partial(
-        sources.documents,
+        documents,
         "tfds:quotations",
         document="file",
         on_bad_text="stop",
@@ -203,7 +205,7 @@ def test_r17_any_bytes_as_text(tmp_path_factory, content, document):
     for on_bad_text in ("stop", "skip", "replace"):
         counts = sources.TextCounts()
         read = functools.partial(
-            sources.documents,
+            documents,
             f"files:{path}",
             document=document,
             on_bad_text=on_bad_text,

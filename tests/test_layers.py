@@ -32,6 +32,8 @@ ONLY_IN = {
     "orbax": {"checkpoint"},
     "tensorflow_datasets": {"data"},
     "tokenizers": {"data"},
+    "apache_beam": {"data"},
+    "submitit": {"slurm"},
 }
 MAX_LINES = 400
 
