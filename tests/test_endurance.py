@@ -140,6 +140,8 @@ def built_files(folder):
 
 def test_r15_a_cache_whose_building_was_killed_is_the_same(tmp_path):
     c = tiny.get_config()
+    c.data.source, c.data.document = f"files:{runs.TEXT}", "line"
+    c.data.row_length = 32
     begin = time.monotonic()
     assert build(c, tmp_path / "whole").wait() == 0
     length = time.monotonic() - begin

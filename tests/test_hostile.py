@@ -181,6 +181,58 @@ def test_b21_a_damaged_record_of_a_tfds_source_is_named(tmp_path):
     refused(lambda: list(read()), "tfds:quotations record", shard.name)
 
 
+@pytest.mark.parametrize("damage", ["empty", "cut", "zeros", "missing", "another"])
+def test_r14_a_damaged_shard_of_a_tfds_source_is_named(tmp_path, damage):
+    builder = Quotations(data_dir=tmp_path, file_format="array_record")
+    builder.download_and_prepare()
+    (shard,) = tmp_path.rglob("*.array_record*")
+    whole = shard.read_bytes()
+    if damage == "missing":
+        shard.unlink()
+    else:
+        contents = {
+            "empty": b"",
+            "cut": whole[: len(whole) // 2],
+            "zeros": bytes(len(whole)),
+            "another": whole[::-1],
+        }
+        shard.write_bytes(contents[damage])
+    read = functools.partial(
+        sources.documents,
+        "tfds:quotations",
+        document="file",
+        on_bad_text="stop",
+        data_dir=str(tmp_path),
+    )
+    refused(lambda: list(read()), "tfds:quotations", shard.name)
+
+
+@pytest.mark.parametrize("key", ["pythonClassName", "type"])
+def test_r21_no_module_is_imported_because_a_file_names_it(
+    copy, tmp_path, monkeypatch, key
+):
+    """Escaped, as JSON allows, too."""
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    (path,) = (copy / "cache" / "rows").rglob("features.json")
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in key)
+    path.write_text(f'{{"{escaped}": "evil.Feature", "content": "{{}}"}}')
+    refused(lambda: prepare(copy), "features.json", "evil.Feature")
+
+    builder = Quotations(data_dir=tmp_path, file_format="array_record")
+    builder.download_and_prepare()
+    (facts,) = (tmp_path / "quotations").rglob("features.json")
+    facts.write_text(path.read_text())
+    read = functools.partial(
+        sources.documents,
+        "tfds:quotations",
+        document="file",
+        on_bad_text="stop",
+        data_dir=str(tmp_path),
+    )
+    refused(lambda: list(read()), "features.json", "evil.Feature")
+
+
 # --- text, vocabularies, tokenizers ----------------------------------------------
 
 TEXTS = st.lists(

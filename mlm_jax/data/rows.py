@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 from tensorflow_datasets.proto import tf_example_pb2
 
 from mlm_jax.data import sources
+from mlm_jax.data.feature_files import refuse_foreign_classes
 from mlm_jax.data.progress import Progress
 from mlm_jax.data.staging import SPLITS, StagedShard, TrainingTexts, stage
 from mlm_jax.data.tokenizer import Tokenizer
@@ -250,6 +251,7 @@ def prepare(
 
 def _open(final: pathlib.Path) -> tuple[dict, tuple[Rows, Rows]]:
     try:
+        refuse_foreign_classes(final)
         builder = tfds.builder_from_directory(final)
         stats = dict(builder.info.metadata)
         stats["token_counts"]

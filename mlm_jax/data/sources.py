@@ -18,6 +18,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 
+from mlm_jax.data.feature_files import refuse_foreign_classes
 from mlm_jax.errors import InputError
 
 BUNDLED = ("austen",)
@@ -247,6 +248,7 @@ def _tfds_builder(name: str, data_dir: str | None):
     import tensorflow_datasets.text  # noqa: F401  registers glue, wikipedia, c4, …
 
     folder = os.path.expanduser(data_dir or tfds.core.constants.DATA_DIR)
+    refuse_foreign_classes(os.path.join(folder, re.split("[/:]", name)[0]))
     try:
         builder = tfds.builder(name, data_dir=folder)
     except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:
@@ -297,14 +299,14 @@ def _tfds_documents(name, data_dir, on_bad_text, counts) -> Iterator[str]:
     examples = builder.as_data_source(split="train")
     for number in range(len(examples)):
         try:
-            text = examples[number][feature]
+            text = examples[number][feature]  # None from a shard cut short
+            data = text if isinstance(text, bytes) else text.encode()
         except Exception as error:  # ArrayRecord and TFDS raise nearly anything
             reason = (str(error).strip() or type(error).__name__).split("\n")[0]
             raise InputError(
                 f"tfds:{name} record {number} in {_shard(builder, number)} cannot be"
                 f" read: {reason}"
             ) from error
-        data = text if isinstance(text, bytes) else text.encode()
         lines = data.split(b"\n")
         where = f"tfds:{name} record {number}"
         ended = [line + b"\n" for line in lines[:-1]] + lines[-1:]
