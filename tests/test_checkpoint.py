@@ -442,10 +442,31 @@ def test_an_error_while_saving_is_raised_at_the_next_save(copy, monkeypatch):
         checkpoints.save(12, make_state(12))
         with pytest.raises(InputError, match="step 12 .*Input/output error"):
             checkpoints.save(13, make_state(13))
+        checkpoints.save(13, make_state(13))
+        checkpoints._pending.exception()  # waits
+        with pytest.raises(InputError, match="step 13 .*Input/output error"):
+            checkpoints.check()  # which the loop does at every step
+        checkpoints.check()
     assert steps(copy) == [4, 8]
     with checkpoints:
         checkpoints.save(13, make_state(13))
     assert steps(copy) == [4, 8, 13]
+
+
+def test_a_run_that_goes_on_may_replace_what_is_being_read(copy, monkeypatch):
+    """Listed as 8 and 4; when they are read, only 12 is there."""
+    load = checkpoint.load
+
+    def late(path, abstract_state=None):
+        if path.name == "8":
+            save(copy, 12, keep=1)
+            for step in "4", "8":
+                shutil.rmtree(path.with_name(step), ignore_errors=True)
+        return load(path, abstract_state)
+
+    monkeypatch.setattr(checkpoint, "load", late)
+    step, state = restore_latest(copy)
+    assert step == 12 and state["step"] == 12
 
 
 SAVER = """\

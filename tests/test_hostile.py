@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs import tiny
-from mlm_jax import config, metrics
+from mlm_jax import config, manifest, metrics, workdir
 from mlm_jax.data import rows, sources
 from mlm_jax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
-from mlm_jax.errors import InputError
+from mlm_jax.errors import DamageError, InputError
 
 ROOT = pathlib.Path(__file__).parents[1]
 TOKENIZER = {
@@ -352,6 +352,42 @@ def test_r21_damaged_metrics_are_refused_by_line(tmp_path, line):
     before = path.read_bytes()
     refused(lambda: metrics.JsonLines(path, 2), "metrics.jsonl, line 2")
     assert path.read_bytes() == before
+
+
+JSON = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9)
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.one_of(
+                st.sampled_from("data model step files sha256 size starts".split()),
+                st.text(max_size=9),
+            ),
+            inner,
+            max_size=4,
+        ),
+    ),
+    max_leaves=20,
+)
+
+
+@given(value=JSON)
+@settings(max_examples=50, deadline=None)
+def test_r21_any_json_where_another_was_written(tmp_path_factory, value):
+    path = tmp_path_factory.getbasetemp()
+    for name in ("config.json", "environment.json", "manifest.json", "a.jsonl"):
+        (path / name).write_text(json.dumps(value) + "\n")
+    one_line_or(lambda: config.load(path))
+    one_line_or(lambda: workdir.read_environment(path))
+    one_line_or(lambda: metrics.read_json_lines(path / "a.jsonl"))
+    with pytest.raises(DamageError):
+        manifest.read(path)
+
+
+def test_an_error_is_one_line_whatever_it_quotes():
+    assert str(InputError("files:a\nb\u2028c")) == "files:a b c"
 
 
 def test_b89_nothing_that_executes_is_read(tmp_path):
