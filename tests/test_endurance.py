@@ -296,15 +296,14 @@ pipeline.TrainBatches.__getitem__ = read
 def train_step(state, batch, *, loss_fn, train_step=step.train_step, **settings):
     def broken(params, batch, key, **regularisers):
         loss, sums = loss_fn(params, batch, key, **regularisers)
-        nan = jnp.where((batch["epoch"] >= 1000).any(), jnp.nan, 0.0)
-        return loss + nan, sums | {"loss": sums["loss"] + nan}
+        factor = jnp.where((batch["epoch"] >= 1000).any(), jnp.nan, 1.0)
+        return loss * factor, sums | {"loss": sums["loss"] * factor}
     return train_step(state, batch, loss_fn=broken, **settings)
 step.train_step = train_step
 """
 
 
-@pytest.mark.parametrize("first", [1, 17, 59])
-@pytest.mark.parametrize("length", [1, 3, 200])
+@pytest.mark.parametrize("first, length", [(1, 1), (1, 200), (17, 3), (59, 1)])
 def test_r23_steps_that_are_not_finite(tmp_path, shared, first, length):
     bad = [step for step in range(first, first + length) if step <= 60]
     settings = {
