@@ -96,6 +96,9 @@ def get_config():
     c.model.attention_dropout = 0.1  # of the attention weights
     # Layers in a turn of the scan over layers: more run faster and compile slower.
     c.model.scan_unroll = placeholder(int)  # None: all of up to 12 layers, else 1
+    # What the backward pass makes anew, for less memory: none, dots (all but products
+    # with weights), full.
+    c.model.remat = "none"
     c.model.dtype = "float32"  # of the computation; parameters are always float32
 
     c.optim = ml_collections.ConfigDict()
@@ -120,7 +123,11 @@ def get_config():
     c.parallel = ml_collections.ConfigDict()
     c.parallel.mode = "pmap"  # pmap, shard_map, jit
     c.parallel.mesh = ml_collections.ConfigDict()
-    c.parallel.mesh.data = -1  # devices; -1 is all of them
+    # Devices: rows are spread over data x fsdp, parameters and moments kept in parts
+    # over fsdp x tensor, products shared out over tensor. -1 is all the others.
+    c.parallel.mesh.data = -1
+    c.parallel.mesh.fsdp = 1  # above 1 with jit only, as tensor
+    c.parallel.mesh.tensor = 1
     c.parallel.microbatches = 1  # gradients are summed over this many parts of a batch
 
     # The exam is the same for every run: masks depend on the row and on these lines.

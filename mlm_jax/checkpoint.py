@@ -50,7 +50,8 @@ class Checkpoints:
         self._damaged: set[int] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future | None = None
-        self._clean()
+        if jax.process_index() == 0:
+            self._clean()
 
     def __enter__(self):
         return self
@@ -80,9 +81,11 @@ class Checkpoints:
 
         Raises InputError, with the bytes needed and free, if there is no room or the
         directory cannot be written, and NonFiniteError instead of saving such a state.
-        Older checkpoints stay.
+        Older checkpoints stay. Of several processes the first one writes.
         """
         self.wait()
+        if jax.process_index() > 0:
+            return
         state = jax.tree.map(_on_host, state)
         self._pending = self._thread.submit(self._write, step, state, eval_loss)
 
@@ -265,7 +268,15 @@ def _removing(path):
 
 
 def _checkpointer():
-    return ocp.Checkpointer(ocp.StandardCheckpointHandler())
+    """For this process alone: it shall not wait for others, which do not write."""
+    here = jax.process_index()
+    options = ocp.options.MultiprocessingOptions(
+        primary_host=here, active_processes={here}, barrier_sync_key_prefix=str(here)
+    )
+    return ocp.Checkpointer(
+        ocp.StandardCheckpointHandler(multiprocessing_options=options),
+        multiprocessing_options=options,
+    )
 
 
 def _is_key(leaf):

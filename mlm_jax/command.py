@@ -109,6 +109,15 @@ def check_field(field, fields, prefix="config."):
 def _load_fields(argv):
     """Returns the fields of the config file alone, without the overrides."""
     argument = next((a for a in reversed(argv[1:]) if CONFIG.fullmatch(a)), "")
+    return flatten(_load(argument))
+
+
+def load_config(spec):
+    """Returns the config of `FILE[:ARG]`. Raises InputError if it cannot be had."""
+    return _load(f"--config={spec}")
+
+
+def _load(argument):
     path = pathlib.Path(argument.partition("=")[2].partition(":")[0])
     if not path.name:
         raise InputError("--config=FILE is missing, such as --config=configs/tiny.py.")
@@ -122,7 +131,7 @@ def _load_fields(argv):
     )
     try:
         values(["", argument])
-        return flatten(values["config"].value)
+        return values["config"].value
     except Exception as error:  # the file is Python, so anything can be wrong with it
         cause = error.__cause__ or error
         reason = str(cause).strip().split("\n")[-1]  # the loader puts its own before

@@ -210,6 +210,19 @@ def refuse_unwritable(path):
         ) from error
 
 
+class NoWriter:
+    """That of a process which is not the first: all of them have the same numbers."""
+
+    def write(self, step, scalars):
+        pass
+
+    def write_ledger(self, step, sums):
+        pass
+
+    def sync(self):
+        pass
+
+
 class Progress:
     """One line: step, loss, accuracy, tokens a second, time left.
 

@@ -15,6 +15,7 @@ from mlm_jax import config, optim, schedules
 from mlm_jax.corruption import replace, select, settings, units, weights
 from mlm_jax.data import packing, tokenizer
 from mlm_jax.errors import InputError
+from mlm_jax.model import encoder
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -144,7 +145,7 @@ def test_b75_impossible_values_are_refused(override, parts, monkeypatch):
         ("eval.rates=(0.15,0.4)", "eval", "rates", (0.15, 0.4)),
         ("eval.rates=0.4", "eval", "rates", (0.4,)),
         ("tokenizer.lowercase=false", "tokenizer", "lowercase", False),
-        ("parallel.mesh.data=2", "parallel", "mesh", {"data": 2}),
+        ("parallel.microbatches=2", "parallel", "microbatches", 2),
     ],
 )
 def test_possible_values_are_taken(override, section, field, value, monkeypatch):
@@ -258,7 +259,7 @@ def test_missing_file_and_small_corpus_leave_no_run(tmp_path):
 
 def test_two_devices_that_do_not_divide_the_batch():
     c = tiny.get_config()
-    assert config.check_devices(c, 8) == 8
+    assert config.check_devices(c, 8) == {"data": 8, "fsdp": 1, "tensor": 1}
     c.parallel.microbatches = 4
     with pytest.raises(InputError, match="devices x microbatches = 32, such as 32."):
         config.check_devices(c, 8)
@@ -288,6 +289,7 @@ def test_every_config_passes_and_every_field_has_a_rule_or_is_free(module):
         ("corruption.count", select.COUNTS),
         ("corruption.token_weights", weights.WEIGHTS),
         ("corruption.random_pool", replace.POOLS),
+        ("model.remat", encoder.REMAT),
         ("optim.name", optim.OPTIMIZERS),
         ("optim.schedule", schedules.DECAYS),
         ("data.packing", packing.MODES),

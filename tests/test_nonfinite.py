@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs import tiny
-from mlm_jax import metrics, optim, parallel, schedules, step, train
+from mlm_jax import metrics, optim, parallel, schedules, step, training
 from mlm_jax.checkpoint import digest
 from mlm_jax.errors import NonFiniteError
 from tests import helpers
@@ -108,15 +108,15 @@ def make_log(stream=None, **changes):
     c.optim.num_steps = 100
     c.optim.update(changes)
     progress = metrics.Progress(100, stream or io.StringIO())
-    return train.TrainLog(FakeWriter(), progress, c)
+    return training.TrainLog(FakeWriter(), progress, c)
 
 
 @pytest.mark.parametrize("broken", [{"loss": np.nan}, {"grad_norm": np.inf}])
 def test_r23_stop_is_the_default_and_says_all(broken):
     """The loop flushes the log before each save, so a save never comes after."""
     log = make_log()
-    log.add(16, step_metrics(), np.arange(3))
-    log.add(17, step_metrics(**broken), np.array([40, 2, 31]))
+    log.add(16, step_metrics, np.arange(3))
+    log.add(17, functools.partial(step_metrics, **broken), np.array([40, 2, 31]))
     with pytest.raises(NonFiniteError) as caught:
         log.flush()
     text = str(caught.value)
@@ -133,7 +133,7 @@ def test_r23_skip_goes_on_up_to_a_limit_in_a_row():
     with pytest.raises(NonFiniteError, match="step 7: .* 3 in a row and 3 of 7 since"):
         for step_ in range(1, 20):
             loss = np.nan if step_ in {5, 6, 7} else 1.0
-            log.add(step_, step_metrics(loss=loss), rows)
+            log.add(step_, functools.partial(step_metrics, loss=loss), rows)
     assert stream.getvalue().count("skipped step") == 2
     writer = log._writer
     assert writer.ledger_steps == list(range(1, 7))
@@ -146,4 +146,5 @@ def test_r23_skip_goes_on_up_to_one_percent():
     with pytest.raises(NonFiniteError, match=stops):
         for step_ in range(1, 1000):
             is_bad = step_ in {10, 20, 300, 400, 450}
-            log.add(step_, step_metrics(loss=np.nan if is_bad else 1.0), np.arange(2))
+            loss = np.nan if is_bad else 1.0
+            log.add(step_, functools.partial(step_metrics, loss=loss), np.arange(2))

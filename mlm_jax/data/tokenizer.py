@@ -30,6 +30,16 @@ class SpecialIds(NamedTuple):
     mask: int
 
 
+class Vocabulary:
+    """As much of a tokenizer as a program needs: stands for one that is not trained."""
+
+    special = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = vocab_size
+        self.is_special = np.arange(vocab_size) < len(self.special)
+
+
 class Encoded(NamedTuple):
     tokens: np.ndarray  # int32[T]
     word_start: np.ndarray  # bool[T]

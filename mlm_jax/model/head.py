@@ -53,6 +53,7 @@ def make_model(
     dropout,
     attention_dropout,
     scan_unroll,
+    remat,
     dtype,
 ):
     """Returns the model of the config's `model` section."""
@@ -68,6 +69,7 @@ def make_model(
         dropout=dropout,
         attention_dropout=attention_dropout,
         scan_unroll=scan_unroll or default_scan_unroll(num_layers),
+        remat=remat,
         dtype=jnp.dtype(dtype),
     )
     return MaskedLM(encoder)
