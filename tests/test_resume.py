@@ -9,8 +9,7 @@ import time
 import pytest
 
 from configs import tiny
-from mlm_jax import config, files, metrics
-from mlm_jax import train as train_module
+from mlm_jax import config, files, metrics, training
 from mlm_jax.errors import CheckpointError, InputError
 from tests.runs import (
     assert_same,
@@ -116,12 +115,12 @@ def test_a_run_without_its_checkpoints_does_not_start_over(tmp_path):
     c.checkpoint.every_steps = 4
     ledger = tmp_path / "ledger.jsonl"
     ledger.write_text("".join(f'{{"step": {n}}}\n' for n in range(1, 10)))
-    train_module._refuse_to_start_over(tmp_path)  # a run that has not begun
+    training._refuse_to_start_over(tmp_path)  # a run that has not begun
     config.save(c, tmp_path)
     with pytest.raises(CheckpointError, match="has logged step 9, and has no checkp"):
-        train_module._refuse_to_start_over(tmp_path)
+        training._refuse_to_start_over(tmp_path)
     ledger.write_text("".join(f'{{"step": {n}}}\n' for n in range(1, 9)))
-    train_module._refuse_to_start_over(tmp_path)  # killed in its first save, perhaps
+    training._refuse_to_start_over(tmp_path)  # killed in its first save, perhaps
 
 
 class Full(io.StringIO):
