@@ -77,8 +77,6 @@ TEXTS = {
     "right to left": GOOD
     + "\n\u202e\u200fabc\u202c \u0645\u0631\u062d\u0628\u0627\n".encode(),
     "combining marks": GOOD + ("\n" + "e" + "\u0301" * 500 + " \u0301\n").encode(),
-    "a line of 1 MB": GOOD + b"\n" + b"word " * 200_000 + b"\n",
-    "a word of 1 MB": GOOD + b"\n" + b"x" * 1_000_000 + b"\n",
     "nothing": b"",
     "blank lines": b"\n \n\t\n" * 50,
     "one token": b"the\n",
@@ -88,11 +86,20 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("on_bad_text", ["stop", "skip", "replace"])
+LARGE = {
+    "a line of 1 MB": GOOD + b"\n" + b"word " * 200_000 + b"\n",
+    "a word of 1 MB": GOOD + b"\n" + b"x" * 1_000_000 + b"\n",
+}
+
+
+@pytest.mark.parametrize(
+    "on_bad_text", ["stop", "skip", pytest.param("replace", marks=pytest.mark.slow)]
+)
 def test_r17_no_line_is_lost_in_silence(tmp_path, on_bad_text):
     """Lines are used, empty, or reported as skipped; else one line says why not."""
     refused = set()
-    for name, content in TEXTS.items():
+    texts = TEXTS | LARGE if on_bad_text == "replace" else TEXTS
+    for name, content in texts.items():
         path = tmp_path / "text.txt"
         path.write_bytes(content)
         c = make_config(tmp_path, f"files:{path}", **{"data.on_bad_text": on_bad_text})
@@ -116,8 +123,8 @@ def test_r17_no_line_is_lost_in_silence(tmp_path, on_bad_text):
 
 @pytest.mark.slow
 def test_r17_a_word_of_a_megabyte_needs_little_memory(tmp_path):
-    for name in ("a line of 1 MB", "a word of 1 MB", "combining marks"):
-        (tmp_path / "text.txt").write_bytes(TEXTS[name])
+    for name, content in LARGE.items():
+        (tmp_path / "text.txt").write_bytes(content)
         c = make_config(tmp_path, f"files:{tmp_path}/text.txt")
         c.tokenizer.file = None  # learning from it, too
         code = (

@@ -82,7 +82,8 @@ def test_r23_a_diverging_run_stops_with_3(tmp_path, shared):
         manifest.verify(tmp_path / "checkpoints" / str(step))
 
 
-def test_r06_a_run_is_extended_and_changed_by_name(copy, shared):
+def test_r06_b67_a_run_is_extended_and_changed_by_name(copy, shared):
+    """To a last step that is off the interval, and saved."""
     flags = ["--extend_to=10", "--allow_change=optim.weight_decay"]
     output = train(copy, shared, *flags, **{"optim.weight_decay": 0.02})
     assert "goes on from step 8 with optim.num_steps: 8 -> 10" in output
@@ -98,6 +99,7 @@ def test_r06_a_run_is_extended_and_changed_by_name(copy, shared):
     (first, second) = json.loads((copy / "environment.json").read_text())["starts"]
     assert (first["step"], second["step"]) == (0, 8)
     assert second["changed"]["optim.num_steps"] == [8, 10]
+    assert checkpoint.steps(copy / "checkpoints") == [10, 8]
     assert "is finished" in train(copy, shared, *flags, **{"optim.weight_decay": 0.02})
 
 

@@ -73,17 +73,6 @@ def test_a_finished_run_does_nothing_again(whole, shared):
     assert contents(whole) == before
 
 
-def test_b67_the_last_step_is_saved_off_the_interval(tmp_path, shared):
-    overrides = {
-        "optim.num_steps": 5,
-        "checkpoint.every_steps": 2,
-        "checkpoint.keep": 3,
-    }
-    train(tmp_path / "run", shared, **overrides)
-    steps = sorted(int(p.name) for p in (tmp_path / "run" / "checkpoints").iterdir())
-    assert steps == [2, 4, 5]
-
-
 def test_another_config_is_refused_by_field(whole, shared):
     output = train(whole, shared, code=2, **{"corruption.rate": 0.4})
     assert "corruption.rate: 0.3 -> 0.4" in output
