@@ -196,6 +196,7 @@ def test_b73_an_optional_field_can_be_overridden(monkeypatch):
             ["--extend_to=10; expected config.optim.num_steps = 400 or more"],
         ),
         (["mlm_jax.train", "--confg=configs/tiny.py"], ["--config=FILE is missing"]),
+        (["mlm_jax.train", f"--config={'x' * 600}"], ["no such file"]),
         (["mlm_jax.fill_mask", "--workdir=nothing", "[MASK]"], ["nothing", "no run"]),
     ],
 )
