@@ -107,6 +107,7 @@ def get_config():
     c.optim.peak_learning_rate = 1e-4
     c.optim.warmup_steps = 10_000
     c.optim.schedule = "linear"  # after the warm-up: constant, linear, cosine
+    c.optim.decay_begin = 0  # the step after which it decays, if later than the warm-up
     c.optim.weight_decay = 0.01  # kernels and embeddings only
     c.optim.clip_norm = 1.0  # of the gradient of the global mean loss
     c.optim.label_smoothing = 0.0  # share of the target spread over all classes

@@ -4,6 +4,7 @@ Nine rates, compared by held-out loss at common rates after equally many steps, 
 table 1 of Wettig et al. 2023.
 """
 
+from configs import small
 from mlm_jax.experiment.sweep import values
 
 CONFIG = "configs/austen.py"
@@ -12,11 +13,4 @@ SEEDS = range(6)
 BASELINE = "rate=0.15"
 METRIC = "eval/loss@0.15"
 SETTINGS = {"eval.rates": (0.15, 0.4)}
-SMALL = {
-    "tokenizer.vocab_size": 2048,
-    "optim.num_steps": 300,
-    "optim.warmup_steps": 30,
-    "eval.num_rows": 128,
-    "eval.every_steps": 100,
-    "checkpoint.every_steps": 300,
-}
+SMALL = small.SETTINGS

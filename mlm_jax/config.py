@@ -119,6 +119,7 @@ RULES = {
     "optim.num_steps": _at_least(1),
     "optim.peak_learning_rate": POSITIVE,
     "optim.warmup_steps": _at_least(0),
+    "optim.decay_begin": _at_least(0),
     "optim.schedule": _one_of("constant", "linear", "cosine"),
     "optim.weight_decay": NON_NEGATIVE,
     "optim.clip_norm": POSITIVE,
@@ -176,11 +177,12 @@ def check(c):
                 f"{total:g}; together they may be at most 1 (the rest is kept)."
             )
     settings.check(c.corruption)
-    if c.optim.warmup_steps > c.optim.num_steps:
-        raise InputError(
-            f"config.optim.warmup_steps = {c.optim.warmup_steps}; expected at most "
-            f"config.optim.num_steps = {c.optim.num_steps}."
-        )
+    for name in ("warmup_steps", "decay_begin"):
+        if c.optim[name] > c.optim.num_steps:
+            raise InputError(
+                f"config.optim.{name} = {c.optim[name]}; expected at most "
+                f"config.optim.num_steps = {c.optim.num_steps}."
+            )
     heads = c.model.num_heads
     _check_multiple("model.width", c.model.width, "model.num_heads", heads)
     if c.model.position == "rotary":  # turns pairs of a head's units
@@ -261,9 +263,9 @@ TRACED = {
     *(
         f"optim.{name}"
         for name in (
-            *("num_steps", "peak_learning_rate", "warmup_steps", "weight_decay"),
-            *("clip_norm", "label_smoothing", "z_loss", "b1", "b2", "eps"),
-            *("on_nonfinite", "max_skips"),
+            *("num_steps", "peak_learning_rate", "warmup_steps", "decay_begin"),
+            *("weight_decay", "clip_norm", "label_smoothing", "z_loss", "b1", "b2"),
+            *("eps", "on_nonfinite", "max_skips"),
         )
     ),
     *("eval.seed", "eval.every_steps", "eval.fill_mask", "log.every_steps"),
@@ -278,6 +280,7 @@ def hparams(c):
     return settings.hparams(c.corruption) | {
         "peak_learning_rate": np.float32(optim.peak_learning_rate),
         "warmup_steps": np.float32(optim.warmup_steps),
+        "decay_begin": np.float32(optim.decay_begin),
         "num_steps": np.float32(optim.num_steps),
         "weight_decay": np.float32(optim.weight_decay),
         "clip_norm": np.float32(optim.clip_norm),

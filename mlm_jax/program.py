@@ -62,6 +62,7 @@ def make_program(c, tokenizer, counts_V, mesh, slots=None):
             schedule=c.optim.schedule,
             warmup_steps=hparams["warmup_steps"],
             num_steps=hparams["num_steps"],
+            decay_begin=hparams["decay_begin"],
         )
         return hparams["peak_learning_rate"] * scale
 

@@ -15,6 +15,7 @@ stacked state (--together). --only=ARM,ARM leaves the others out.
 import contextlib
 import itertools
 import json
+import math
 import pathlib
 import time
 
@@ -36,7 +37,7 @@ from mlm_jax import (
 )
 from mlm_jax.data import rows
 from mlm_jax.errors import InputError, NonFiniteError, WorkdirBusyError
-from mlm_jax.experiment import sweep
+from mlm_jax.experiment import branch, halving, sweep
 from mlm_jax.flops import step_flops
 from mlm_jax.training import Training, drive
 
@@ -56,10 +57,9 @@ def status(run):
     """Returns `diverged`, `finished`, `begun` or `new`."""
     if (run.directory / DIVERGED).exists():
         return "diverged"
-    found = checkpoint.steps(run.directory / "checkpoints")
-    if found and found[0] >= run.config.optim.num_steps:
+    if not steps_left(run):
         return "finished"
-    return "begun" if found else "new"
+    return "begun" if (run.directory / "config.json").exists() else "new"
 
 
 def step_cost(c, slots=None):
@@ -89,8 +89,8 @@ def check_unchanged(runs):
             ) from error
 
 
-def describe(experiment, runs, groups):
-    """Returns the plan as text."""
+def describe(experiment, runs, left):
+    """Returns the plan as text, for all runs and those with steps left."""
     states = [status(run) for run in runs]
     counts = ", ".join(
         f"{states.count(name)} {name}"
@@ -102,9 +102,11 @@ def describe(experiment, runs, groups):
         f"{len(runs)} runs, {len(experiment.arms)} arms x {len(experiment.seeds)} "
         f"seeds: {counts}",
     ]
+    if not left:
+        return "\n".join([*lines, "nothing is left to do"])
     rate = matrix_rate()
     total = 0.0
-    for number, group in enumerate(groups, 1):
+    for number, group in enumerate(sweep.groups(left, step_cost), 1):
         arms = dict.fromkeys(run.arm.name for run in group)
         slots, cost = step_cost(group[0].config)
         work = sum(steps_left(run) for run in group) * cost
@@ -121,9 +123,15 @@ def describe(experiment, runs, groups):
     return "\n".join(lines)
 
 
-def steps_left(run):
+def steps_left(run, until=None):
     found = checkpoint.steps(run.directory / "checkpoints")
-    return max(0, run.config.optim.num_steps - (found[0] if found else 0))
+    last = until or run.config.optim.num_steps
+    return max(0, last - (found[0] if found else 0))
+
+
+def to_do(runs, until=None):
+    """Returns those that have steps left."""
+    return [run for run in runs if status(run) != "diverged" and steps_left(run, until)]
 
 
 def matrix_rate():
@@ -140,25 +148,31 @@ def duration(seconds):
 
 
 class Clock:
-    """How far the experiment is."""
+    """How far the experiment is, in steps of all runs; those that halving ends on the
+    way count as if they went on."""
 
     def __init__(self, runs):
         self._begin, self._left = time.perf_counter(), sum(map(steps_left, runs))
-        self._total, self._runs, self._ended = self._left, len(runs), 0
+        self._total = self._left
 
     def ended(self, run, num_steps, what):
         self._left -= num_steps
-        self._ended += 1
         done = self._total - self._left
         spent = time.perf_counter() - self._begin
         left = duration(spent / done * self._left) if done else "?"
         print(
-            f"{run.name} {what}: run {self._ended} of {self._runs} ended, {left} left",
+            f"{run.name} {what}: {done:,} of {self._total:,} steps, {left} left",
             flush=True,
         )
 
 
-def train_group(group, clock, stop):
+def train(runs, clock, stop, until=None):
+    """Trains what has steps left up to step `until`, by default the last."""
+    for group in sweep.groups(to_do(runs, until), step_cost):
+        train_group(group, clock, stop, until)
+
+
+def train_group(group, clock, stop, until):
     """Trains the runs of one program, in turn or together."""
     first = group[0].config
     store = rows.prepare(first.data, first.tokenizer)
@@ -181,9 +195,11 @@ def train_group(group, clock, stop):
                     print(f"{run.name} is left out: {error}", flush=True)
                     continue
                 workdir.check_data(run.directory, store, ())
-                lefts.append(steps_left(run))
+                lefts.append(steps_left(run, until))
                 print(f"{run.name}:", flush=True)
-                trainings.append(Training(run.config, run.directory, store, made, mesh))
+                trainings.append(
+                    Training(run.config, run.directory, store, made, mesh, until=until)
+                )
                 held.append(run)
             if not held:
                 continue
@@ -195,7 +211,10 @@ def train_group(group, clock, stop):
                 if i in failed:
                     reason = {"reason": str(failed[i])}
                     files.write_text(run.directory / DIVERGED, json.dumps(reason))
-                clock.ended(run, lefts[i], "diverged" if i in failed else "is finished")
+                what = (
+                    "diverged" if i in failed else f"is at step {until or 'its last'}"
+                )
+                clock.ended(run, lefts[i], what)
 
 
 def drive_one(training, step, stop):
@@ -217,21 +236,28 @@ def main(arguments):
     names = [arm.name for arm in experiment.arms]
     for name in ONLY.value:
         command.check_field(name, names, "--only=")
-    check_unchanged(found)
-    to_do = [
-        run
-        for run in found
-        if status(run) in ("begun", "new")
-        and (not ONLY.value or run.arm.name in ONLY.value)
-    ]
-    groups = sweep.groups(to_do, step_cost)
-    print(describe(experiment, found, groups), flush=True)
+    trunks = sweep.trunk_runs(experiment, directory)
+    check_unchanged([*trunks, *found])
+    chosen = [run for run in found if not ONLY.value or run.arm.name in ONLY.value]
+    left = to_do([*trunks, *chosen])
+    print(describe(experiment, [*trunks, *found], left), flush=True)
     if PLAN.value:
         return
-    clock = Clock(to_do)
+    clock = Clock(left)
     with processes.StopSignal() as stop:
-        for group in groups:
-            train_group(group, clock, stop)
+        train(trunks, clock, stop)
+        for run in chosen if trunks else ():
+            trunk = trunks[experiment.seeds.index(run.seed)]
+            if status(trunk) == "finished":
+                branch.make(trunk, trunk.config.optim.num_steps, run)
+        for until in (*experiment.rungs, None):
+            alive = halving.survivors(experiment, found, until or math.inf)
+            runs = [run for run in chosen if run.arm in alive]
+            if trunks:  # a branch whose trunk has failed has nothing to go on from
+                runs = [run for run in runs if status(run) != "new"]
+            train(runs, clock, stop, until)
+            if until:
+                print(f"step {until}: {len(alive)} arms were there", flush=True)
     print(
         f"done: python -m mlm_jax.report {arguments[0]} --workdir={directory}",
         flush=True,

@@ -19,6 +19,13 @@ which `FILE:small` runs:
 Every arm is run once for each seed. A seed sets initial weights, order of rows and
 masks, so arms of one seed meet the same rows and, at different rates, nested masks:
 their differences are compared pair by pair. `PAIRED = False` gives each run its own.
+
+Arms may be branches: `TRUNK = {"optim.num_steps": 400}` trains a run with these
+settings for each seed first, and every arm goes on from its last step.
+
+`RUNGS = (100, 200)` halves the arms on the way: at each of these steps the better half
+by METRIC, in the mean over seeds, goes on (successive halving, Jamieson & Talwalkar
+2016); `KEEP` is another share than one half.
 """
 
 import hashlib
@@ -51,6 +58,9 @@ class Experiment(NamedTuple):
     metric: str
     base: dict[str, Any]  # what all arms have in place of the config's
     is_paired: bool = True
+    trunk: dict[str, Any] | None = None
+    rungs: tuple[int, ...] = ()
+    keep: float = 0.5
 
 
 # ---- the algebra of arms ------------------------------------------------------------
@@ -98,7 +108,8 @@ def _text(value):
 # ---- files --------------------------------------------------------------------------
 
 REQUIRED = ("CONFIG", "ARMS", "SEEDS", "BASELINE", "METRIC")
-OPTIONAL = ("SETTINGS", "SMALL", "PAIRED")
+OPTIONAL = ("SETTINGS", "SMALL", "PAIRED", "TRUNK", "RUNGS", "KEEP")
+TRUNK = "trunk"  # the directory of its runs
 NAME = re.compile(r"[^/\0\s]([^/\0]{0,150}[^/\0\s])?")
 
 
@@ -128,6 +139,9 @@ def load(spec):
         metric=found["METRIC"],
         base=base,
         is_paired=found.get("PAIRED", True),
+        trunk=found.get("TRUNK"),
+        rungs=tuple(found.get("RUNGS", ())),
+        keep=found.get("KEEP", 0.5),
     )
     _check(path, experiment)
     return experiment
@@ -161,7 +175,7 @@ def _module(path):
 def _check(path, experiment):
     names = [each.name for each in experiment.arms]
     for name in names:
-        if not NAME.fullmatch(name) or name in (".", "..", "report"):
+        if not NAME.fullmatch(name) or name in (".", "..", "report", TRUNK):
             raise InputError(f"{path}: arm {name!r} cannot name a directory.")
         if names.count(name) > 1:
             raise InputError(f"{path}: two arms are named {name!r}.")
@@ -170,6 +184,10 @@ def _check(path, experiment):
     if len(set(experiment.seeds)) < len(experiment.seeds):
         raise InputError(f"{path}: SEEDS has a seed twice.")
     command.check_field(experiment.baseline, names, "BASELINE = ")
+    if list(experiment.rungs) != sorted(set(experiment.rungs)):
+        raise InputError(f"{path}: RUNGS = {experiment.rungs}; expected rising steps.")
+    if not 0 < experiment.keep < 1:
+        raise InputError(f"{path}: KEEP = {experiment.keep}; expected a share below 1.")
 
 
 # ---- runs ---------------------------------------------------------------------------
@@ -193,19 +211,30 @@ def runs(experiment, directory):
 
     Raises InputError, naming arm and field, for a config that cannot be used.
     """
-    found = [
-        Run(each, seed, _config_of(experiment, each, seed), directory_of(*place))
-        for seed in experiment.seeds
-        for each in experiment.arms
-        for place in [(directory, each, seed)]
-    ]
+    found = _runs(experiment, experiment.arms, directory)
     rates = {f"eval/loss@{rate:g}" for run in found for rate in run.config.eval.rates}
     command.check_field(experiment.metric, sorted(rates), "METRIC = ")
     return found
 
 
-def directory_of(directory, each, seed):
-    return pathlib.Path(directory) / each.name / f"seed{seed}"
+def trunk_runs(experiment, directory):
+    """Returns the runs that the arms are branches of, in the order of the seeds."""
+    if experiment.trunk is None:
+        return []
+    return _runs(experiment, (Arm(TRUNK, experiment.trunk),), directory)
+
+
+def _runs(experiment, arms, directory):
+    return [
+        Run(
+            each,
+            seed,
+            _config_of(experiment, each, seed),
+            pathlib.Path(directory) / each.name / f"seed{seed}",
+        )
+        for seed in experiment.seeds
+        for each in arms
+    ]
 
 
 def _config_of(experiment, each, seed):
