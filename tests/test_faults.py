@@ -82,6 +82,15 @@ def test_r23_a_diverging_run_stops_with_3(tmp_path, shared):
         manifest.verify(tmp_path / "checkpoints" / str(step))
 
 
+def test_r23_a_last_update_that_leaves_no_finite_loss(tmp_path, shared):
+    """Its own loss and gradient are finite, and so are the parameters after it."""
+    overrides = {"optim.num_steps": 1, "optim.peak_learning_rate": 1e30}
+    overrides |= {"optim.warmup_steps": 0, "optim.schedule": "constant"}
+    output = train(tmp_path / "run", shared, code=3, **overrides)
+    assert "error: step 1: the held-out loss at rate 0.15 is nan." in output
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []
+
+
 def test_r06_b67_a_run_is_extended_and_changed_by_name(copy, shared):
     """To a last step that is off the interval, and saved."""
     flags = ["--extend_to=10", "--allow_change=optim.weight_decay"]
