@@ -1,8 +1,8 @@
 """What makes an experiment small: settings for `SMALL` in `experiments/*.py`.
 
-Rows of half the length, a vocabulary of 512 and 600 steps: about 20 seconds a run on two
-CPU cores. A larger vocabulary would not leave the loss of the unigram entropy behind in
-that time.
+Rows of half the length, a vocabulary of 512 and 600 steps: about 20 seconds a run on
+two CPU cores. A larger vocabulary would not leave the loss of the unigram entropy
+behind in that time.
 """
 
 SETTINGS = {

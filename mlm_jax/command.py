@@ -1,6 +1,7 @@
 """What every command shares: flags, errors for people, exit codes."""
 
 import difflib
+import os
 import pathlib
 import re
 import sys
@@ -121,7 +122,7 @@ def _load(argument):
     path = pathlib.Path(argument.partition("=")[2].partition(":")[0])
     if not path.name:
         raise InputError("--config=FILE is missing, such as --config=configs/tiny.py.")
-    if not path.is_file():
+    if not os.path.isfile(path):
         near = difflib.get_close_matches(path.name, _names_in(path.parent), 1)
         hint = f"; did you mean {path.parent / near[0]}?" if near else "."
         raise InputError(f"--config={path}: no such file{hint}")
@@ -139,7 +140,7 @@ def _load(argument):
 
 
 def _names_in(folder):
-    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return [path.name for path in folder.iterdir()] if os.path.isdir(folder) else []
 
 
 def _nearest(field, fields, prefix):

@@ -258,7 +258,9 @@ class Exam:
         self.entropy = unigram_entropy(self.batches, store.tokenizer.is_special)
 
     def take(self, state, step, progress):
-        """Returns the scalars at every rate, and prints them."""
+        """Returns the scalars at every rate, and prints them. Raises NonFiniteError if
+        the last updates have left parameters that are finite and make no finite loss.
+        """
         scalars: dict[str, float] = {}
         sharding = parallel.batch_sharding(self.mesh)
         for rate in self._c.eval.rates:
@@ -281,5 +283,10 @@ class Exam:
                 f"(unigram entropy {self.entropy:.4f})  perplexity "
                 f"{metrics.perplexity(loss):,.1f}  accuracy {accuracy:.2%}"
             )
+            if sums["num_masked"] and not np.isfinite(loss):
+                raise NonFiniteError(
+                    f"step {step:,}: the held-out loss at rate {rate:g} is {loss}. The "
+                    "checkpoints before it are sound."
+                )
         progress.pause()
         return scalars

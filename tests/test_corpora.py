@@ -77,8 +77,6 @@ TEXTS = {
     "right to left": GOOD
     + "\n\u202e\u200fabc\u202c \u0645\u0631\u062d\u0628\u0627\n".encode(),
     "combining marks": GOOD + ("\n" + "e" + "\u0301" * 500 + " \u0301\n").encode(),
-    "a line of 1 MB": GOOD + b"\n" + b"word " * 200_000 + b"\n",
-    "a word of 1 MB": GOOD + b"\n" + b"x" * 1_000_000 + b"\n",
     "nothing": b"",
     "blank lines": b"\n \n\t\n" * 50,
     "one token": b"the\n",
@@ -88,11 +86,20 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("on_bad_text", ["stop", "skip", "replace"])
+LARGE = {
+    "a line of 1 MB": GOOD + b"\n" + b"word " * 200_000 + b"\n",
+    "a word of 1 MB": GOOD + b"\n" + b"x" * 1_000_000 + b"\n",
+}
+
+
+@pytest.mark.parametrize(
+    "on_bad_text", ["stop", "skip", pytest.param("replace", marks=pytest.mark.slow)]
+)
 def test_r17_no_line_is_lost_in_silence(tmp_path, on_bad_text):
     """Lines are used, empty, or reported as skipped; else one line says why not."""
     refused = set()
-    for name, content in TEXTS.items():
+    texts = TEXTS | LARGE if on_bad_text == "replace" else TEXTS
+    for name, content in texts.items():
         path = tmp_path / "text.txt"
         path.write_bytes(content)
         c = make_config(tmp_path, f"files:{path}", **{"data.on_bad_text": on_bad_text})
@@ -116,8 +123,8 @@ def test_r17_no_line_is_lost_in_silence(tmp_path, on_bad_text):
 
 @pytest.mark.slow
 def test_r17_a_word_of_a_megabyte_needs_little_memory(tmp_path):
-    for name in ("a line of 1 MB", "a word of 1 MB", "combining marks"):
-        (tmp_path / "text.txt").write_bytes(TEXTS[name])
+    for name, content in LARGE.items():
+        (tmp_path / "text.txt").write_bytes(content)
         c = make_config(tmp_path, f"files:{tmp_path}/text.txt")
         c.tokenizer.file = None  # learning from it, too
         code = (
@@ -251,9 +258,9 @@ def test_r18_any_text_under_any_config(tmp_path):
     ends: dict[str, int] = {}
 
     def too_long(*arguments):
-        raise TimeoutError("60 seconds")
+        raise TimeoutError("a minute of computing")
 
-    previous = signal.signal(signal.SIGALRM, too_long)
+    previous = signal.signal(signal.SIGPROF, too_long)
     try:
         for n in range(INPUTS):
             path = tmp_path / "text.txt"
@@ -261,24 +268,23 @@ def test_r18_any_text_under_any_config(tmp_path):
             changes = random_changes(rng)
             c = make_config(tmp_path, f"files:{path}", **changes)
             run = tmp_path / str(n)
-            signal.alarm(60)
+            signal.setitimer(signal.ITIMER_PROF, 60)  # other processes do not count
             try:
                 train.run(c, run)
             except MlmError as error:
                 one_line(error)
                 end = type(error).__name__
-                print(n, error)
                 assert end in ("InputError", "NonFiniteError"), (n, changes)
             else:
                 end = "done"
                 check_finite(run, c, changes)
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             ends[end] = ends.get(end, 0) + 1
             if n % 10 == 9:
                 print(n + 1, ends, flush=True)
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, previous)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, previous)
         jax.config.update("jax_compilation_cache_dir", None)
     assert ends["done"] > INPUTS / 10 and ends["InputError"] > INPUTS / 10
     assert ends["NonFiniteError"]
@@ -293,5 +299,7 @@ def check_finite(run, c, changes):
         if line.get("train/skipped"):
             continue
         # An update without a prediction has no loss.
-        losses = [line.get("eval/loss@0.15", 0), line.get("train/loss", 0)]
-        assert all(isinstance(x, float | int) for x in losses), (line, changes)
+        losses = [line.get("train/loss", 0.0)]
+        if line.get("eval/num_masked@0.15"):
+            losses.append(line["eval/loss@0.15"])
+        assert all(isinstance(loss, float) for loss in losses), (line, changes)

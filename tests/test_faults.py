@@ -82,7 +82,17 @@ def test_r23_a_diverging_run_stops_with_3(tmp_path, shared):
         manifest.verify(tmp_path / "checkpoints" / str(step))
 
 
-def test_r06_a_run_is_extended_and_changed_by_name(copy, shared):
+def test_r23_a_last_update_that_leaves_no_finite_loss(tmp_path, shared):
+    """Its own loss and gradient are finite, and so are the parameters after it."""
+    overrides = {"optim.num_steps": 1, "optim.peak_learning_rate": 1e30}
+    overrides |= {"optim.warmup_steps": 0, "optim.schedule": "constant"}
+    output = train(tmp_path / "run", shared, code=3, **overrides)
+    assert "error: step 1: the held-out loss at rate 0.15 is nan." in output
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []
+
+
+def test_r06_b67_a_run_is_extended_and_changed_by_name(copy, shared):
+    """To a last step that is off the interval, and saved."""
     flags = ["--extend_to=10", "--allow_change=optim.weight_decay"]
     output = train(copy, shared, *flags, **{"optim.weight_decay": 0.02})
     assert "goes on from step 8 with optim.num_steps: 8 -> 10" in output
@@ -98,6 +108,7 @@ def test_r06_a_run_is_extended_and_changed_by_name(copy, shared):
     (first, second) = json.loads((copy / "environment.json").read_text())["starts"]
     assert (first["step"], second["step"]) == (0, 8)
     assert second["changed"]["optim.num_steps"] == [8, 10]
+    assert checkpoint.steps(copy / "checkpoints") == [10, 8]
     assert "is finished" in train(copy, shared, *flags, **{"optim.weight_decay": 0.02})
 
 

@@ -18,8 +18,10 @@ from tests.test_train import FakeWriter, step_metrics
 BAD_ROW = 5
 
 
+@functools.cache
 def make_step(mode, num_devices, optimizer, broken):
-    """A compiled train step whose loss or gradient is NaN for a batch with row 5."""
+    """A compiled train step whose loss or gradient is NaN for a batch with row 5, and
+    what makes its first state."""
     model = helpers.tiny_model()
     sound = step.make_loss_fn(model, 12, train=True, per_token=True)
 
@@ -50,7 +52,7 @@ def make_step(mode, num_devices, optimizer, broken):
     shardings = parallel.state_shardings(state, [], mesh)
     compiled = parallel.compile_train_step(train_step, mode, mesh, shardings)
     place = jax.jit(lambda s: jax.tree.map(jnp.copy, s), out_shardings=shardings)
-    return compiled, place(state)
+    return compiled, functools.partial(place, state)
 
 
 def batch_of(first_row):
@@ -72,7 +74,8 @@ def batch_of(first_row):
 def test_r23_the_state_stays_bit_by_bit_and_the_next_step_goes_on(
     mode, num_devices, optimizer, broken
 ):
-    compiled, state = make_step(mode, num_devices, optimizer, broken)
+    compiled, first_state = make_step(mode, num_devices, optimizer, broken)
+    state = first_state()
     # Moments of both signs, zeros and minus zeros among them.
     opt_state = jax.tree.map(
         lambda x: x.at[..., ::3].set(-0.0) if x.ndim else x, state.opt_state
@@ -96,7 +99,8 @@ def test_r23_the_state_stays_bit_by_bit_and_the_next_step_goes_on(
 
 
 def test_a_parameter_that_is_not_finite_is_noticed_on_the_step():
-    compiled, state = make_step("jit", 1, "adamw", "loss")
+    compiled, first_state = make_step("jit", 1, "adamw", "loss")
+    state = first_state()
     state.params["bias"] = state.params["bias"].at[7].set(jnp.inf)
     _, found = compiled(state, batch_of(10))
     assert not np.isfinite([found["loss"], found["grad_norm"]]).all()

@@ -21,8 +21,10 @@ from collections.abc import Callable, Iterator, Sequence
 import google_crc32c
 import tensorflow_datasets as tfds
 import tensorflow_datasets.text  # noqa: F401  registers glue, wikipedia, c4, …
+from google.protobuf.message import DecodeError
 from tensorflow_datasets.proto import tf_example_pb2
 
+from mlm_jax.data.feature_files import refuse_foreign_classes
 from mlm_jax.data.lines import TextCounts, clean_lines
 from mlm_jax.data.pieces import Piece
 from mlm_jax.errors import InputError
@@ -107,8 +109,11 @@ class DataSet:
         else:
             found = _array_records(builder, records, piece, self.name)
         for number, record in enumerate(found, piece.start):
-            example = tf_example_pb2.Example.FromString(record)
-            (data,) = example.features.feature[feature].bytes_list.value
+            try:
+                example = tf_example_pb2.Example.FromString(record)
+                (data,) = example.features.feature[feature].bytes_list.value
+            except (TypeError, ValueError, DecodeError) as error:
+                raise _unreadable(builder, number, self.name, error) from error
             ends = data.split(b"\n")
             where = f"{piece.name} record {number}"
             yield "\n".join(
@@ -152,6 +157,7 @@ def _builder(name: str, data_dir: str | None):
             f"tfds:{name} is not of the form tfds:NAME[/CONFIG][:VERSION][#FEATURE]"
         )
     folder = _folder(data_dir)
+    refuse_foreign_classes(os.path.join(folder, match["name"]))
     try:
         return tfds.builder(name.partition("#")[0], data_dir=folder)
     except Exception as error:  # the code of each data set raises what it likes
@@ -234,13 +240,16 @@ def _array_record(builder, records, number: int, name: str) -> bytes:
     try:
         return records[number]
     except Exception as error:  # ArrayRecord and TFDS raise nearly anything
-        split = builder.info.splits["train"]
-        ends = list(itertools.accumulate(split.shard_lengths))
-        shard = split.filepaths[bisect.bisect_right(ends, number)]
-        raise InputError(
-            f"tfds:{name} record {number} in {shard} cannot be read:"
-            f" {_first_line(error)}"
-        ) from error
+        raise _unreadable(builder, number, name, error) from error
+
+
+def _unreadable(builder, number: int, name: str, error: Exception) -> InputError:
+    split = builder.info.splits["train"]
+    ends = list(itertools.accumulate(split.shard_lengths))
+    shard = split.filepaths[bisect.bisect_right(ends, number)]
+    return InputError(
+        f"tfds:{name} record {number} in {shard} cannot be read: {_first_line(error)}"
+    )
 
 
 def _tf_records(path: str, number: int) -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from google.protobuf.message import DecodeError
 from tensorflow_datasets.proto import tf_example_pb2
 
+from mlm_jax.data.feature_files import refuse_foreign_classes
 from mlm_jax.data.packing import Row
 from mlm_jax.errors import InputError
 
@@ -114,6 +115,7 @@ def load(final: pathlib.Path) -> tuple[dict, tuple["Rows", "Rows"]]:
     Raises InputError if it is not what was written.
     """
     try:
+        refuse_foreign_classes(final)
         builder = tfds.builder_from_directory(final)
         stats = dict(builder.info.metadata)
         stats["token_counts"]

@@ -147,7 +147,7 @@ class Tokenizer:
           strip_accents: the same.
         """
         path = pathlib.Path(os.path.expanduser(path))
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise InputError(f"tokenizer.file={path} is not a file")
         if path.suffix == ".json":
             return cls.load(path)
