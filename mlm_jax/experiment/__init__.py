@@ -1,0 +1,1 @@
+"""Sweeps over many runs, and what they show; imports no jax."""

@@ -1,0 +1,394 @@
+"""The words and tables of a report, from its facts."""
+
+import itertools
+
+from mlm_jax.experiment import statistics
+from mlm_jax.experiment.page import Cell, Picture, Section, Table, Text
+from mlm_jax.experiment.report import exam_rate, is_less_better
+
+WALL_CLOCK = "wall-clock"
+NONE = "–"
+
+
+def make_sections(facts, pictures):
+    """Returns the sections of the report; `pictures` are the names that were drawn."""
+    sections = [
+        Section("question", "", _question(facts)),
+        Section("answer", "Answer", _answer(facts)),
+        Section("differences", "What differs between the arms", _differences(facts)),
+        Section("comparison", "Comparison on the frozen exam", _comparison(facts)),
+        Section("matrix", "Training rate against evaluation rate", _matrix(facts)),
+        Section("optimum", "The best rate", _optimum(facts, pictures)),
+        Section("curves", "Learning curves", _curves(facts, pictures)),
+        Section("own-rate", "Loss at the arm's own training rate", _own_rate(facts)),
+        Section("runs", "Runs", _runs(facts)),
+        Section("provenance", "Provenance", _provenance(facts)),
+        Section(WALL_CLOCK, "Wall clock", _wall_clock(facts, pictures)),
+    ]
+    return [section for section in sections if section.blocks]
+
+
+def number(value, digits=4):
+    return NONE if value is None else f"{value:.{digits}f}"
+
+
+def signed(value):
+    return NONE if value is None else f"{value:+.4f}".replace("-", "−")
+
+
+def p_value(value):
+    if value is None:
+        return NONE
+    return "<0.0001" if value < 0.0001 else f"{value:.2g}"
+
+
+def mean_text(estimate, form=number):
+    """Returns `mean [low, high]`."""
+    if estimate is None:
+        return NONE
+    if estimate["low"] is None:
+        return form(estimate["mean"])
+    low, high = form(estimate["low"]), form(estimate["high"])
+    return f"{form(estimate['mean'])} [{low}, {high}]"
+
+
+def big(value):
+    """Returns 1.2 million and the like."""
+    for size, name in ((1e9, " billion"), (1e6, " million")):
+        if value >= size:
+            return f"{value / size:.3g}{name}"
+    return f"{value:,.0f}"
+
+
+def _question(facts):
+    experiment = facts["experiment"]
+    return [
+        Text(experiment["question"], "lead"),
+        Text(
+            f"{len(experiment['arms'])} arms, {len(experiment['seeds'])} seeds, on "
+            f"{experiment['config']}; the measure is {experiment['metric']}, the "
+            f"baseline {experiment['baseline']}.",
+            "note",
+        ),
+    ]
+
+
+def _answer(facts):
+    lines = [Text(text) for text in answer_sentences(facts)]
+    return lines + [Text(text, "warning") for text in facts["warnings"]]
+
+
+def answer_sentences(facts):
+    """Returns what the runs show, a sentence each."""
+    metric = facts["experiment"]["metric"]
+    rows = [row for row in facts["comparison"][metric] if row["mean"]]
+    texts = []
+    if rows:
+        best = (min if is_less_better(metric) else max)(
+            rows, key=lambda row: row["mean"]["mean"]
+        )
+        which = "Lowest" if is_less_better(metric) else "Highest"
+        text = f"{which} {metric}: {best['arm']}, {mean_text(best['mean'])}"
+        if best["difference"]:
+            difference = mean_text(best["difference"], signed)
+            text += f"; {difference} against {facts['experiment']['baseline']}"
+        texts.append(f"{text}.")
+    for verdict in ("better", "worse"):
+        found = [row["arm"] for row in rows if row["verdict"] == verdict]
+        if found:
+            texts.append(
+                f"{verdict.capitalize()} than the baseline, at a joint p of at most "
+                f"{statistics.ALPHA:g}: {', '.join(found)}."
+            )
+    unknown = [r["arm"] for r in rows if r["difference"] and not r["verdict"]]
+    if unknown:
+        texts.append(f"Not told apart from the baseline: {', '.join(unknown)}.")
+    texts += [
+        optimum_sentence(row)
+        for row in facts["optima"]
+        if row["exam"] == metric and "refused" not in row
+    ]
+    return texts
+
+
+def optimum_sentence(row):
+    """Says where a fitted optimum lies, or why it is not known."""
+    name = f"{row['group']}: " if row["group"] else ""
+    if "refused" in row:
+        return f"{name}{row['refused']}"
+    text = f"{name}The fitted best rate is {row['rate']:.3f}"
+    if row["low"] is None:
+        return f"{text} (one seed: no interval)."
+    return f"{text}, with a 95% interval from {row['low']:.3f} to {row['high']:.3f}."
+
+
+def _differences(facts):
+    arms = [arm["name"] for arm in facts["experiment"]["arms"]]
+    fields = facts["fields"]
+    rows = [[arm, *(_value(by_arm[arm]) for by_arm in fields.values())] for arm in arms]
+    blocks = [Table(["arm", *fields], rows, is_wordy=True)]
+    if base := facts["experiment"]["base"]:
+        text = ", ".join(f"{name} = {_value(value)}" for name, value in base.items())
+        config = facts["experiment"]["config"]
+        blocks.append(Text(f"All arms change {config} by: {text}.", "note"))
+    return blocks
+
+
+def _value(value):
+    if isinstance(value, list):
+        return ", ".join(map(_value, value)) or "()"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _comparison(facts):
+    experiment = facts["experiment"]
+    blocks = [
+        Text(
+            "The exam is the same for every arm: held-out rows, masks that depend on "
+            "the row alone, at a fixed rate whatever the arm was trained at. "
+            f"Differences are paired by seed, against {experiment['baseline']}. p is "
+            "of the exact sign-flip test over seeds, and intervals hold what it cannot "
+            "reject. Two columns adjust p for all arms of a table being looked at: "
+            "Holm's, and the joint test, which flips whole seeds (Westfall and Young) "
+            "and also assumes that noise is symmetric. Better and worse are by the "
+            "joint one.",
+            "note",
+        )
+    ]
+    if any(row["difference"] for row in facts["comparison"][experiment["metric"]]):
+        blocks.append(
+            Picture(
+                "comparison",
+                f"{experiment['metric']}: paired difference to "
+                f"{experiment['baseline']}, mean and interval; a dot is a seed. Green "
+                "is better, red worse, by the joint test.",
+            )
+        )
+    for exam, rows in facts["comparison"].items():
+        blocks += [Text(f"{exam}:"), comparison_table(exam, rows)]
+    main = facts["comparison"][experiment["metric"]]
+    return [*blocks, Text(_confidence(main), "note")]
+
+
+def comparison_table(exam, rows):
+    header = [
+        *("arm", "seeds", f"{exam} [interval]", "difference [interval]"),
+        *("p", "Holm p", "joint p", "detectable"),
+    ]
+    return Table(header, [_comparison_row(row) for row in rows])
+
+
+def _comparison_row(row):
+    return [
+        row["arm"],
+        str(row["n"]),
+        mean_text(row["mean"]),
+        Cell(mean_text(row["difference"], signed), row["verdict"]),
+        p_value(row["p"]),
+        p_value(row["holm_p"]),
+        p_value(row["joint_p"]),
+        number(row["detectable"]),
+    ]
+
+
+def _confidence(rows):
+    found = {
+        (row["mean"]["n"], row["mean"]["confidence"])
+        for row in rows
+        if row["mean"] and row["mean"]["confidence"] is not None
+    }
+    texts = [f"{share:.1%} with {n} seeds" for n, share in sorted(found)]
+    have = f"Intervals have a confidence of {', '.join(texts)}. " if texts else ""
+    return (
+        f"{have}Detectable: the difference that a single test at "
+        f"p ≤ {statistics.ALPHA:g} finds four times in five with these seeds."
+    )
+
+
+def _matrix(facts):
+    if not facts["matrix"]:
+        return []
+    matrix = facts["matrix"]
+    rates = [f"at {exam_rate(exam):g}" for exam in matrix["exams"]]
+    rows = [
+        [arm, *map(number, means)]
+        for arm, means in zip(matrix["arms"], matrix["means"], strict=True)
+    ]
+    return [
+        Picture(
+            "matrix",
+            "Means over seeds. Colours compare the arms within an evaluation rate, "
+            "not the rates: more hidden tokens make a harder exam. The best of each is "
+            "bold.",
+        ),
+        Table(["trained with", *rates], rows),
+    ]
+
+
+def _optimum(facts, pictures):
+    if not facts["optima"]:
+        return []
+    blocks = [
+        Text(
+            "A parabola through the mean losses against logit(rate). The interval "
+            "resamples seeds and has 95% confidence.",
+            "note",
+        )
+    ]
+    if "optimum" in pictures:
+        blocks.append(
+            Picture("optimum", "Loss against the training rate; a dot is a seed.")
+        )
+    rows = [_optimum_row(row) for row in facts["optima"] if "refused" not in row]
+    if rows:
+        header = [
+            "arms",
+            "exam",
+            "seeds",
+            "best rate",
+            "95% interval",
+            "resamples with one",
+        ]
+        blocks.append(Table(header, rows))
+    blocks += [
+        Text(f"{row['exam']}: {optimum_sentence(row)}")
+        for row in facts["optima"]
+        if "refused" in row
+    ]
+    if facts["trend"]:
+        blocks.append(Text(_trend(facts["trend"])))
+    return blocks
+
+
+def _optimum_row(row):
+    interval = NONE
+    if row["low"] is not None:
+        interval = f"{row['low']:.3f} to {row['high']:.3f}"
+    interior = NONE if row["interior"] is None else f"{row['interior']:.0%}"
+    return [
+        row["group"] or "all",
+        row["exam"],
+        str(row["n"]),
+        f"{row['rate']:.3f}",
+        interval,
+        interior,
+    ]
+
+
+def _trend(trend):
+    sizes = ", ".join(map(big, trend["sizes"]))
+    if "refused" in trend:
+        return f"Trend over model size: {trend['refused']}"
+    text = (
+        f"Trend over model size ({sizes} parameters in the layers): for a model ten "
+        f"times as large the logit of the best rate changes by {signed(trend['slope'])}"
+    )
+    if trend["low"] is None:
+        return f"{text} (one seed: no interval)."
+    low, high = signed(trend["low"]), signed(trend["high"])
+    known = "" if trend["low"] <= 0 <= trend["high"] else ", which is not chance"
+    return f"{text}, with a 95% interval from {low} to {high}{known}."
+
+
+def _curves(facts, pictures):
+    names = [name for name in pictures if name.startswith("curves_")]
+    captions = {
+        "curves_steps": "against steps",
+        "curves_tokens": "against tokens read; each view of a row counts",
+        "curves_predictions": "against predictions, the hidden tokens that were scored",
+        "curves_flops": "against the arithmetic of the matrix products",
+    }
+    metric = facts["experiment"]["metric"]
+    return [
+        Picture(
+            name,
+            f"{metric} {captions[name]}. Lines are means over seeds, bands "
+            "their intervals; the axis is that of the second half.",
+        )
+        for name in names
+        if name in captions
+    ]
+
+
+def _own_rate(facts):
+    rows = [
+        [
+            row["arm"],
+            ", ".join(f"{rate:g}" for rate in row["rates"]) or NONE,
+            mean_text(row["mean"]),
+        ]
+        for row in facts["own_rate"]
+    ]
+    return [
+        Text(
+            "Not comparable: each arm is scored on what it was trained on, and hiding "
+            "more makes a harder task. Mean over the last tenth of the training.",
+            "warning",
+        ),
+        Table(["arm", "training rate", "train/loss [interval]"], rows),
+    ]
+
+
+def _runs(facts):
+    rows = []
+    for arm, runs in itertools.groupby(facts["runs"], key=lambda run: run["arm"]):
+        states = [run["state"] for run in runs]
+        counts = [f"{states.count(s)}" for s in STATES]
+        rows.append([arm, *counts])
+    failed = [run for run in facts["runs"] if run["state"] != "finished"]
+    blocks = [Table(["arm", *STATES], rows)]
+    if failed:
+        blocks.append(Text("Not in the comparison:"))
+        header = ["arm", "seed", "state", "what is known"]
+        blocks.append(
+            Table(
+                header,
+                [[r["arm"], str(r["seed"]), r["state"], r["reason"]] for r in failed],
+                is_wordy=True,
+            )
+        )
+    return blocks
+
+
+STATES = ("finished", "unfinished", "diverged", "missing")
+
+
+def _provenance(facts):
+    rows = [
+        [name, ", ".join(_count(value, n, counts) for value, n in counts.items())]
+        for name, counts in facts["provenance"].items()
+    ]
+    return [Table(["what", "value"], rows, is_wordy=True)] if rows else []
+
+
+def _count(value, number_of_runs, counts):
+    if len(counts) == 1:
+        return value
+    return f"{value} ({number_of_runs} run{'s' * (number_of_runs > 1)})"
+
+
+def _wall_clock(facts, pictures):
+    rows = [
+        [
+            row["arm"],
+            NONE
+            if row["tokens_per_second"] is None
+            else f"{row['tokens_per_second']:,.0f}",
+            number(row["seconds"], 1),
+        ]
+        for row in facts["wall_clock"]["speed"]
+    ]
+    blocks = [
+        Text(
+            "What depends on the machine and its load; all else in this report does "
+            "not. Seconds are those of updates, at the logged speed: without "
+            "compilation, evaluation and saving.",
+            "note",
+        )
+    ]
+    if "curves_seconds" in pictures:
+        metric = facts["experiment"]["metric"]
+        blocks.append(
+            Picture("curves_seconds", f"{metric} against seconds of training.")
+        )
+    return [*blocks, Table(["arm", "tokens a second", "seconds"], rows)]
