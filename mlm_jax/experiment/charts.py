@@ -91,7 +91,8 @@ def _curves(facts, curves, axis):
     """Means with bands. The axis is that of the second half of the training: beside its
     first steps the arms are one line."""
     arms = [arm["name"] for arm in facts["experiment"]["arms"]]
-    figure, axes = _figure(4.2)
+    columns = _legend_columns(arms)
+    figure, axes = _figure(3.0 + 0.18 * -(-len(arms) // columns))
     late = []
     for name, color in zip(arms, _colors(len(arms)), strict=True):
         if name not in curves:
@@ -117,15 +118,12 @@ def _curves(facts, curves, axis):
     axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     axes.set_ylabel(facts["experiment"]["metric"])
     axes.set_xlim(left=0)
-    _legend_below(figure, axes)
+    figure.legend(loc="outside lower center", ncols=columns)
     return figure
 
 
-def _legend_below(figure, axes):
-    handles, labels = axes.get_legend_handles_labels()
-    longest = max(map(len, labels), default=1)
-    columns = max(1, min(len(labels), 60 // (longest + 6)))
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+def _legend_columns(labels):
+    return max(1, min(4, 60 // (max(map(len, labels)) + 9)))
 
 
 def _comparison(facts):
@@ -136,7 +134,8 @@ def _comparison(facts):
         found = row["difference"]
         color = verdict_color(row)
         seeds = list(row["differences"].values())
-        axes.plot(seeds, [y] * len(seeds), "o", ms=3.5, color=DIM, alpha=0.45, mew=0)
+        below = [y + 0.26] * len(seeds)
+        axes.plot(seeds, below, "o", ms=3, color=DIM, alpha=0.6, mew=0)
         if found["low"] is not None:
             axes.plot([found["low"], found["high"]], [y, y], color=color, lw=2.2)
         axes.plot(found["mean"], y, "D", ms=5.5, color=color)
@@ -144,8 +143,7 @@ def _comparison(facts):
     axes.set_yticks(range(len(rows)), [row["arm"] for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
-    experiment = facts["experiment"]
-    axes.set_xlabel(f"{experiment['metric']}: difference to {experiment['baseline']}")
+    axes.set_xlabel(f"difference in {facts['experiment']['metric']}")
     return figure
 
 
@@ -184,7 +182,7 @@ def _matrix(facts):
 
 def _optimum(metric, rows):
     """Losses of the seeds against the rate, the parabola, and its least place."""
-    figure, axes = _figure(4.0)
+    figure, axes = _figure(3.2 + 0.18 * len(rows))
     for row, color in zip(rows, _colors(len(rows)), strict=True):
         rates_R, losses_RxS = np.array(row["rates"]), np.array(row["losses"])
         x_R = special.logit(rates_R)
@@ -211,7 +209,7 @@ def _optimum(metric, rows):
     axes.set_xlabel("training rate (on a logit scale)")
     axes.set_ylabel(metric)
     if axes.get_legend_handles_labels()[0]:
-        _legend_below(figure, axes)
+        figure.legend(loc="outside lower center")
     return figure
 
 

@@ -14,11 +14,11 @@ def make_sections(facts, pictures):
     """Returns the sections of the report; `pictures` are the names that were drawn."""
     sections = [
         Section("question", "", _question(facts)),
-        Section("answer", "Answer", _answer(facts)),
+        Section("answer", "Answer", _answer(facts, pictures)),
         Section("differences", "What differs between the arms", _differences(facts)),
         Section("comparison", "Comparison on the frozen exam", _comparison(facts)),
         Section("matrix", "Training rate against evaluation rate", _matrix(facts)),
-        Section("optimum", "The best rate", _optimum(facts, pictures)),
+        Section("optimum", "The best rate", _optimum(facts)),
         Section("curves", "Learning curves", _curves(facts, pictures)),
         Section("own-rate", "Loss at the arm's own training rate", _own_rate(facts)),
         Section("runs", "Runs", _runs(facts)),
@@ -30,6 +30,10 @@ def make_sections(facts, pictures):
 
 def number(value, digits=4):
     return NONE if value is None else f"{value:.{digits}f}"
+
+
+def count(things, name):
+    return f"{len(things)} {name}{'s' * (len(things) != 1)}"
 
 
 def signed(value):
@@ -65,17 +69,27 @@ def _question(facts):
     return [
         Text(experiment["question"], "lead"),
         Text(
-            f"{len(experiment['arms'])} arms, {len(experiment['seeds'])} seeds, on "
-            f"{experiment['config']}; the measure is {experiment['metric']}, the "
-            f"baseline {experiment['baseline']}.",
+            f"{count(experiment['arms'], 'arm')}, "
+            f"{count(experiment['seeds'], 'seed')}, on {experiment['config']}; the "
+            f"measure is {experiment['metric']}, the baseline "
+            f"{experiment['baseline']}.",
             "note",
         ),
     ]
 
 
-def _answer(facts):
-    lines = [Text(text) for text in answer_sentences(facts)]
-    return lines + [Text(text, "warning") for text in facts["warnings"]]
+def _answer(facts, pictures):
+    captions = {
+        "comparison": "Paired differences to the baseline, mean and interval; a dot is "
+        "a seed. Green is better, red worse, by the joint test.",
+        "optimum": "Loss against the training rate; a dot is a seed. The line is the "
+        "fitted parabola, the band the interval of its least place.",
+    }
+    return (
+        [Text(text) for text in answer_sentences(facts)]
+        + [Text(text, "warning") for text in facts["warnings"]]
+        + [Picture(name, text) for name, text in captions.items() if name in pictures]
+    )
 
 
 def answer_sentences(facts):
@@ -100,14 +114,13 @@ def answer_sentences(facts):
                 f"{verdict.capitalize()} than the baseline, at a joint p of at most "
                 f"{statistics.ALPHA:g}: {', '.join(found)}."
             )
-    unknown = [r["arm"] for r in rows if r["difference"] and not r["verdict"]]
+    unknown = [r["arm"] for r in rows if r["p"] is not None and not r["verdict"]]
     if unknown:
-        texts.append(f"Not told apart from the baseline: {', '.join(unknown)}.")
-    texts += [
-        optimum_sentence(row)
-        for row in facts["optima"]
-        if row["exam"] == metric and "refused" not in row
-    ]
+        names = ", ".join(unknown) if len(unknown) < 7 else f"{len(unknown)} arms"
+        texts.append(f"Not told apart from the baseline: {names}.")
+    texts += [optimum_sentence(row) for row in facts["optima"] if row["exam"] == metric]
+    if facts["trend"]:
+        texts.append(trend_sentence(facts["trend"]))
     return texts
 
 
@@ -155,24 +168,15 @@ def _comparison(facts):
             "note",
         )
     ]
-    if any(row["difference"] for row in facts["comparison"][experiment["metric"]]):
-        blocks.append(
-            Picture(
-                "comparison",
-                f"{experiment['metric']}: paired difference to "
-                f"{experiment['baseline']}, mean and interval; a dot is a seed. Green "
-                "is better, red worse, by the joint test.",
-            )
-        )
     for exam, rows in facts["comparison"].items():
-        blocks += [Text(f"{exam}:"), comparison_table(exam, rows)]
+        blocks += [Text(exam, "title"), comparison_table(rows)]
     main = facts["comparison"][experiment["metric"]]
     return [*blocks, Text(_confidence(main), "note")]
 
 
-def comparison_table(exam, rows):
+def comparison_table(rows):
     header = [
-        *("arm", "seeds", f"{exam} [interval]", "difference [interval]"),
+        *("arm", "seeds", "mean [interval]", "difference [interval]"),
         *("p", "Holm p", "joint p", "detectable"),
     ]
     return Table(header, [_comparison_row(row) for row in rows])
@@ -181,7 +185,7 @@ def comparison_table(exam, rows):
 def _comparison_row(row):
     return [
         row["arm"],
-        str(row["n"]),
+        Cell("1", "worse") if row["n"] == 1 else str(row["n"]),
         mean_text(row["mean"]),
         Cell(mean_text(row["difference"], signed), row["verdict"]),
         p_value(row["p"]),
@@ -225,20 +229,17 @@ def _matrix(facts):
     ]
 
 
-def _optimum(facts, pictures):
+def _optimum(facts):
     if not facts["optima"]:
         return []
     blocks = [
         Text(
             "A parabola through the mean losses against logit(rate). The interval "
-            "resamples seeds and has 95% confidence.",
+            "is from resampled seeds, and has 95% confidence; the last column is the "
+            "share of the resamples that have a minimum between the rates tried.",
             "note",
         )
     ]
-    if "optimum" in pictures:
-        blocks.append(
-            Picture("optimum", "Loss against the training rate; a dot is a seed.")
-        )
     rows = [_optimum_row(row) for row in facts["optima"] if "refused" not in row]
     if rows:
         header = [
@@ -247,7 +248,7 @@ def _optimum(facts, pictures):
             "seeds",
             "best rate",
             "95% interval",
-            "resamples with one",
+            "with a minimum",
         ]
         blocks.append(Table(header, rows))
     blocks += [
@@ -255,8 +256,6 @@ def _optimum(facts, pictures):
         for row in facts["optima"]
         if "refused" in row
     ]
-    if facts["trend"]:
-        blocks.append(Text(_trend(facts["trend"])))
     return blocks
 
 
@@ -275,7 +274,7 @@ def _optimum_row(row):
     ]
 
 
-def _trend(trend):
+def trend_sentence(trend):
     sizes = ", ".join(map(big, trend["sizes"]))
     if "refused" in trend:
         return f"Trend over model size: {trend['refused']}"
@@ -286,8 +285,7 @@ def _trend(trend):
     if trend["low"] is None:
         return f"{text} (one seed: no interval)."
     low, high = signed(trend["low"]), signed(trend["high"])
-    known = "" if trend["low"] <= 0 <= trend["high"] else ", which is not chance"
-    return f"{text}, with a 95% interval from {low} to {high}{known}."
+    return f"{text}, with a 95% interval from {low} to {high}."
 
 
 def _curves(facts, pictures):
@@ -355,13 +353,13 @@ STATES = ("finished", "unfinished", "diverged", "missing")
 
 def _provenance(facts):
     rows = [
-        [name, ", ".join(_count(value, n, counts) for value, n in counts.items())]
+        [name, ", ".join(_share(value, n, counts) for value, n in counts.items())]
         for name, counts in facts["provenance"].items()
     ]
     return [Table(["what", "value"], rows, is_wordy=True)] if rows else []
 
 
-def _count(value, number_of_runs, counts):
+def _share(value, number_of_runs, counts):
     if len(counts) == 1:
         return value
     return f"{value} ({number_of_runs} run{'s' * (number_of_runs > 1)})"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 class Text(NamedTuple):
     text: str
-    kind: str = "p"  # p, lead, note, warning
+    kind: str = "p"  # p, lead, title, note, warning
 
 
 class Cell(NamedTuple):
@@ -50,6 +50,7 @@ nav { font-size: .9rem; margin: .75rem 0 0; display: flex; flex-wrap: wrap;
   gap: .15rem .9rem; }
 a { color: var(--accent); }
 .lead { font-size: 1.1rem; white-space: pre-line; }
+.title { font-weight: 600; margin-top: 1.25rem; }
 .note { color: var(--dim); font-size: .9rem; }
 .warning { background: #fff7ed; border-left: 4px solid var(--worse);
   padding: .4rem .8rem; border-radius: 0 .3rem .3rem 0; }
@@ -57,14 +58,15 @@ a { color: var(--accent); }
   border-radius: .5rem; max-width: 100%; }
 table { border-collapse: collapse; font-size: .9rem; line-height: 1.35; }
 th, td { padding: .4rem .7rem; text-align: right; white-space: nowrap;
+  vertical-align: top;
   font-variant-numeric: tabular-nums; }
-th { color: var(--dim); font-weight: 600; vertical-align: bottom;
+th { color: var(--dim); font-weight: 600;
   border-bottom: 1px solid var(--line); }
 tr + tr > * { border-top: 1px solid #eef1f4; }
 th:first-child { text-align: left; }
 tbody th { color: var(--ink); position: sticky; left: 0; background: #fff;
-  border-bottom: none; vertical-align: top; }
-.wordy th, .wordy td { text-align: left; vertical-align: top; }
+  border-bottom: none; }
+.wordy th, .wordy td { text-align: left; }
 .wordy td { white-space: normal; min-width: 7rem; overflow-wrap: anywhere; }
 .better { color: var(--better); font-weight: 600; }
 .worse { color: var(--worse); font-weight: 600; }
@@ -76,7 +78,8 @@ figure img { display: block; width: 100%; height: auto; }
 figcaption { color: var(--dim); font-size: .9rem; margin-top: .5rem; }
 .interval { display: block; color: var(--dim); font-weight: 400; font-size: .85em; }
 @media (max-width: 40rem) { table { font-size: .85rem; }
-  th, td { padding: .35rem .45rem; } }
+  th, td { padding: .35rem .45rem; }
+  tbody th { white-space: normal; min-width: 5.5rem; max-width: 40vw; } }
 @media print { body { background: #fff; } figure, .table { break-inside: avoid; } }
 """
 
@@ -137,7 +140,7 @@ def _figure(picture, svg):
 
 
 def _table(table):
-    header = "".join(f"<th>{_escape(name)}</th>" for name in table.header)
+    header = "".join(f"<th>{_value(name)}</th>" for name in table.header)
     rows = "".join(f"<tr>{_row(row)}</tr>\n" for row in table.rows)
     kind = " wordy" if table.is_wordy else ""
     return (
@@ -148,7 +151,8 @@ def _table(table):
 
 def _row(row):
     name, *cells = (cell if isinstance(cell, Cell) else Cell(cell) for cell in row)
-    return f"<th>{_escape(name.text)}</th>" + "".join(
+    may_break = _escape(name.text).replace(",", ",<wbr>").replace("_", "_<wbr>")
+    return f"<th>{may_break}</th>" + "".join(
         f'<td class="{cell.verdict}">{_value(cell.text)}</td>'
         if cell.verdict
         else f"<td>{_value(cell.text)}</td>"
@@ -179,6 +183,8 @@ def _markdown(block):
     match block:
         case Text(text, "warning"):
             return f"> **Note:** {_plain(text)}"
+        case Text(text, "title"):
+            return f"### {_plain(text)}"
         case Text(text, _):
             return _plain(text)
         case Picture(name, caption):

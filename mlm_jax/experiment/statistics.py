@@ -19,7 +19,7 @@ POWER = 0.8
 MAX_EXACT = 16  # seeds up to which all flips are counted; beyond, RESAMPLES are drawn
 RESAMPLES = 2**MAX_EXACT
 MAX_SIMULATED = 10  # seeds; beyond, a t-test's power is that of the sign-flip test
-BOOTSTRAPS = 2000
+BOOTSTRAPS = 1000
 MIN_RATES = 4  # three points always lie on a parabola
 
 
@@ -232,7 +232,8 @@ def fit_optimum(rates_R, losses_RxS):
     if (rates_R >= 1).any():
         raise NoOptimumError("A rate of 1 has no logit.")
     x_R = special.logit(rates_R)
-    fit = np.polynomial.polynomial.polyfit(x_R, losses_RxS.mean(1), 2)
+    fits_3xS = _fit(x_R, losses_RxS)
+    fit = fits_3xS.mean(1)
     place, is_interior = _vertex(x_R, fit)
     if not is_interior:
         raise NoOptimumError(
@@ -241,7 +242,7 @@ def fit_optimum(rates_R, losses_RxS):
         )
     error, places_K = _bootstrap(
         losses_RxS.shape[1],
-        lambda seeds: _vertex(x_R, _fits(x_R, losses_RxS, seeds))[0],
+        lambda seeds: _vertex(x_R, fits_3xS[:, seeds].mean(-1))[0],
     )
     low, high = np.clip([place - error, place + error], x_R.min(), x_R.max())
     is_interior_K = (places_K > x_R.min()) & (places_K < x_R.max())
@@ -267,11 +268,12 @@ def fit_trend(sizes_G, rates_G, losses_G):
         )
     size_G = np.log10(np.asarray(sizes_G, float))
     logit_G = [special.logit(rates_R) for rates_R in rates_G]
+    fits_G = [_fit(x_R, losses) for x_R, losses in zip(logit_G, losses_G, strict=True)]
 
-    def slopes(seeds_K):
+    def slopes(seeds_KxS):
         places_GxK = [
-            _vertex(x_R, _fits(x_R, losses_RxS, seeds_K))[0]
-            for x_R, losses_RxS in zip(logit_G, losses_G, strict=True)
+            _vertex(x_R, fits_3xS[:, seeds_KxS].mean(-1))[0]
+            for x_R, fits_3xS in zip(logit_G, fits_G, strict=True)
         ]
         return np.polynomial.polynomial.polyfit(size_G, np.stack(places_GxK), 1)[1]
 
@@ -281,20 +283,22 @@ def fit_trend(sizes_G, rates_G, losses_G):
     return Trend(slope, slope - error, slope + error)
 
 
-def _fits(x_R, losses_RxS, seeds_KxS):
-    """Returns float[3, K], a parabola for each choice of seeds."""
-    means_RxK = losses_RxS[:, seeds_KxS].mean(-1)
-    return np.polynomial.polynomial.polyfit(x_R, means_RxK, 2)
+def _fit(x_R, losses_RxS):
+    """Returns float[3, S], a parabola for each seed. Fits are linear in the losses: the
+    mean of the seeds' is that of their mean."""
+    return np.polynomial.polynomial.polyfit(x_R, losses_RxS, 2)
 
 
 def _vertex(x_R, fit):
-    """Returns (x, is interior) of the least value between the ends of `x_R`."""
+    """Returns (x, is interior) of the least value of `fit`, float[3, ...], between the
+    ends of `x_R`."""
     _, b, c = fit
     with np.errstate(divide="ignore", invalid="ignore"):
         x = -b / (2 * c)
-    is_interior = (c > 0) & (x > x_R.min()) & (x < x_R.max())
-    ends = [np.polynomial.polynomial.polyval(end, fit) for end in (x_R[0], x_R[-1])]
-    end = np.where(ends[0] <= ends[1], x_R[0], x_R[-1])
+    low, high = x_R.min(), x_R.max()
+    is_interior = (c > 0) & (x > low) & (x < high)
+    is_rising = b * (high - low) + c * (high**2 - low**2) > 0
+    end = np.where(is_rising, low, high)
     return np.where(is_interior, x, end), is_interior
 
 

@@ -3,6 +3,8 @@
 import functools
 import json
 import math
+import pathlib
+import tempfile
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +37,14 @@ def store():
         ),
         "0123456789abcdef",
     )
+
+
+@functools.cache
+def record():
+    """Returns the files of a run that do not differ from run to run."""
+    with tempfile.TemporaryDirectory() as folder:
+        workdir.record(pathlib.Path(folder), store(), 0, "1 cpu", {})
+        return {path.name: path.read_bytes() for path in pathlib.Path(folder).iterdir()}
 
 
 def experiment(settings, seeds, baseline, **fields):
@@ -90,7 +100,8 @@ def write_run(folder, experiment, arm, seed, losses, state, speed):
     settings = experiment.base | arm.settings | {"seed": seed}
     c.update_from_flattened_dict(settings)
     folder.mkdir(parents=True)
-    workdir.record(folder, store(), 0, "1 cpu", {})
+    for name, content in record().items():
+        (folder / name).write_bytes(content)
     config.save(c, folder)
     last = NUM_STEPS if state == "finished" else NUM_STEPS // 2
     rng = np.random.default_rng(seed)
