@@ -13,7 +13,7 @@ import pathlib
 
 from mlm_jax import command
 from mlm_jax.errors import InputError
-from mlm_jax.experiment import charts, document, page, report, results, sweep
+from mlm_jax.experiment import charts, document, page, report, results, sweep, words
 from mlm_jax.files import write_text
 
 WORKDIR = command.define_workdir("that of a sweep, with a folder for each arm")
@@ -53,7 +53,7 @@ def main(arguments):
             f"{len(arguments)} were given."
         )
     facts = write(sweep.load(arguments[0]), WORKDIR.value)
-    for text in document.answer_sentences(facts) + facts["warnings"]:
+    for text in words.answer_sentences(facts) + facts["warnings"]:
         print(text)
     print(f"{WORKDIR.value}/report/index.html")
 

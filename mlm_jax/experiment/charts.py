@@ -1,6 +1,7 @@
 """The pictures of a report, from its facts: SVG and PNG, the same bytes each time."""
 
 import io
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -13,7 +14,7 @@ from mlm_jax.experiment.report import exam_rate
 
 INK, DIM, LINE = "#1b2733", "#6b7785", "#d9dfe6"
 BETTER, WORSE, NEUTRAL = "#15803d", "#c2410c", "#1f4e8c"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "mlm_jax",  # names inside a picture do not change from time to time
     "svg.fonttype": "path",
     "font.size": 10,
@@ -44,7 +45,7 @@ AXES = {
 
 
 def save(figure, kind):
-    """Returns the bytes of a figure as `svg` or `png`; without dates and versions."""
+    """Returns the bytes of a figure as `svg` or `png`, without dates and versions."""
     metadata = {"svg": dict.fromkeys(("Date", "Creator", "Format", "Type"))}
     metadata["png"] = {"Software": None}
     with matplotlib.rc_context(STYLE), io.BytesIO() as file:
@@ -162,16 +163,21 @@ def _matrix(facts):
     # A few arms far off would leave the others one colour.
     top = max(float(np.nanquantile(above_AxE, 0.85)), 1e-9)
     shades = colormaps["viridis_r"]
-    axes.imshow(above_AxE, cmap=shades, vmin=0, vmax=top, aspect="auto")
+    axes.pcolormesh(
+        above_AxE, cmap=shades, vmin=0, vmax=top, edgecolors="white", lw=1.5
+    )
     for (i, j), mean in np.ndenumerate(means_AxE):
         is_dark = above_AxE[i, j] > 0.5 * top
         text = "–" if np.isnan(mean) else f"{mean:.3f}"
         weight = "bold" if mean == best_E[j] else "normal"
         color = "white" if is_dark else INK
-        axes.text(j, i, text, ha="center", va="center", color=color, weight=weight)
+        axes.text(
+            j + 0.5, i + 0.5, text, ha="center", va="center", color=color, weight=weight
+        )
     rates = [f"{exam_rate(exam):g}" for exam in matrix["exams"]]
-    axes.set_xticks(range(len(rates)), rates)
-    axes.set_yticks(range(len(matrix["arms"])), matrix["arms"])
+    axes.set_xticks(np.arange(len(rates)) + 0.5, rates)
+    axes.set_yticks(np.arange(len(matrix["arms"])) + 0.5, matrix["arms"])
+    axes.invert_yaxis()
     axes.set_xlabel("evaluated at the rate")
     axes.set_ylabel("trained with")
     axes.grid(False)

@@ -2,12 +2,12 @@
 
 import itertools
 
-from mlm_jax.experiment import statistics
-from mlm_jax.experiment.page import Cell, Picture, Section, Table, Text
-from mlm_jax.experiment.report import exam_rate, is_less_better
+from mlm_jax.experiment import statistics, words
+from mlm_jax.experiment.page import Block, Cell, Picture, Section, Table, Text
+from mlm_jax.experiment.report import exam_rate
+from mlm_jax.experiment.words import NONE, count, mean_text, number, p_value, signed
 
 WALL_CLOCK = "wall-clock"
-NONE = "–"
 
 
 def make_sections(facts, pictures):
@@ -26,42 +26,6 @@ def make_sections(facts, pictures):
         Section(WALL_CLOCK, "Wall clock", _wall_clock(facts, pictures)),
     ]
     return [section for section in sections if section.blocks]
-
-
-def number(value, digits=4):
-    return NONE if value is None else f"{value:.{digits}f}"
-
-
-def count(things, name):
-    return f"{len(things)} {name}{'s' * (len(things) != 1)}"
-
-
-def signed(value):
-    return NONE if value is None else f"{value:+.4f}".replace("-", "−")
-
-
-def p_value(value):
-    if value is None:
-        return NONE
-    return "<0.0001" if value < 0.0001 else f"{value:.2g}"
-
-
-def mean_text(estimate, form=number):
-    """Returns `mean [low, high]`."""
-    if estimate is None:
-        return NONE
-    if estimate["low"] is None:
-        return form(estimate["mean"])
-    low, high = form(estimate["low"]), form(estimate["high"])
-    return f"{form(estimate['mean'])} [{low}, {high}]"
-
-
-def big(value):
-    """Returns 1.2 million and the like."""
-    for size, name in ((1e9, " billion"), (1e6, " million")):
-        if value >= size:
-            return f"{value / size:.3g}{name}"
-    return f"{value:,.0f}"
 
 
 def _question(facts):
@@ -86,60 +50,17 @@ def _answer(facts, pictures):
         "fitted parabola, the band the interval of its least place.",
     }
     return (
-        [Text(text) for text in answer_sentences(facts)]
+        [Text(text) for text in words.answer_sentences(facts)]
         + [Text(text, "warning") for text in facts["warnings"]]
         + [Picture(name, text) for name, text in captions.items() if name in pictures]
     )
-
-
-def answer_sentences(facts):
-    """Returns what the runs show, a sentence each."""
-    metric = facts["experiment"]["metric"]
-    rows = [row for row in facts["comparison"][metric] if row["mean"]]
-    texts = []
-    if rows:
-        best = (min if is_less_better(metric) else max)(
-            rows, key=lambda row: row["mean"]["mean"]
-        )
-        which = "Lowest" if is_less_better(metric) else "Highest"
-        text = f"{which} {metric}: {best['arm']}, {mean_text(best['mean'])}"
-        if best["difference"]:
-            difference = mean_text(best["difference"], signed)
-            text += f"; {difference} against {facts['experiment']['baseline']}"
-        texts.append(f"{text}.")
-    for verdict in ("better", "worse"):
-        found = [row["arm"] for row in rows if row["verdict"] == verdict]
-        if found:
-            texts.append(
-                f"{verdict.capitalize()} than the baseline, at a joint p of at most "
-                f"{statistics.ALPHA:g}: {', '.join(found)}."
-            )
-    unknown = [r["arm"] for r in rows if r["p"] is not None and not r["verdict"]]
-    if unknown:
-        names = ", ".join(unknown) if len(unknown) < 7 else f"{len(unknown)} arms"
-        texts.append(f"Not told apart from the baseline: {names}.")
-    texts += [optimum_sentence(row) for row in facts["optima"] if row["exam"] == metric]
-    if facts["trend"]:
-        texts.append(trend_sentence(facts["trend"]))
-    return texts
-
-
-def optimum_sentence(row):
-    """Says where a fitted optimum lies, or why it is not known."""
-    name = f"{row['group']}: " if row["group"] else ""
-    if "refused" in row:
-        return f"{name}{row['refused']}"
-    text = f"{name}The fitted best rate is {row['rate']:.3f}"
-    if row["low"] is None:
-        return f"{text} (one seed: no interval)."
-    return f"{text}, with a 95% interval from {row['low']:.3f} to {row['high']:.3f}."
 
 
 def _differences(facts):
     arms = [arm["name"] for arm in facts["experiment"]["arms"]]
     fields = facts["fields"]
     rows = [[arm, *(_value(by_arm[arm]) for by_arm in fields.values())] for arm in arms]
-    blocks = [Table(["arm", *fields], rows, is_wordy=True)]
+    blocks: list[Block] = [Table(["arm", *fields], rows, is_wordy=True)]
     if base := facts["experiment"]["base"]:
         text = ", ".join(f"{name} = {_value(value)}" for name, value in base.items())
         config = facts["experiment"]["config"]
@@ -155,7 +76,7 @@ def _value(value):
 
 def _comparison(facts):
     experiment = facts["experiment"]
-    blocks = [
+    blocks: list[Block] = [
         Text(
             "The exam is the same for every arm: held-out rows, masks that depend on "
             "the row alone, at a fixed rate whatever the arm was trained at. "
@@ -232,7 +153,7 @@ def _matrix(facts):
 def _optimum(facts):
     if not facts["optima"]:
         return []
-    blocks = [
+    blocks: list[Block] = [
         Text(
             "A parabola through the mean losses against logit(rate). The interval "
             "is from resampled seeds, and has 95% confidence; the last column is the "
@@ -252,7 +173,7 @@ def _optimum(facts):
         ]
         blocks.append(Table(header, rows))
     blocks += [
-        Text(f"{row['exam']}: {optimum_sentence(row)}")
+        Text(f"{row['exam']}: {words.optimum_sentence(row)}")
         for row in facts["optima"]
         if "refused" in row
     ]
@@ -272,20 +193,6 @@ def _optimum_row(row):
         interval,
         interior,
     ]
-
-
-def trend_sentence(trend):
-    sizes = ", ".join(map(big, trend["sizes"]))
-    if "refused" in trend:
-        return f"Trend over model size: {trend['refused']}"
-    text = (
-        f"Trend over model size ({sizes} parameters in the layers): for a model ten "
-        f"times as large the logit of the best rate changes by {signed(trend['slope'])}"
-    )
-    if trend["low"] is None:
-        return f"{text} (one seed: no interval)."
-    low, high = signed(trend["low"]), signed(trend["high"])
-    return f"{text}, with a 95% interval from {low} to {high}."
 
 
 def _curves(facts, pictures):
@@ -334,7 +241,7 @@ def _runs(facts):
         counts = [f"{states.count(s)}" for s in STATES]
         rows.append([arm, *counts])
     failed = [run for run in facts["runs"] if run["state"] != "finished"]
-    blocks = [Table(["arm", *STATES], rows)]
+    blocks: list[Block] = [Table(["arm", *STATES], rows)]
     if failed:
         blocks.append(Text("Not in the comparison:"))
         header = ["arm", "seed", "state", "what is known"]
@@ -376,7 +283,7 @@ def _wall_clock(facts, pictures):
         ]
         for row in facts["wall_clock"]["speed"]
     ]
-    blocks = [
+    blocks: list[Block] = [
         Text(
             "What depends on the machine and its load; all else in this report does "
             "not. Seconds are those of updates, at the logged speed: without "

@@ -31,10 +31,13 @@ class Picture(NamedTuple):
     caption: str
 
 
+Block = Text | Table | Picture
+
+
 class Section(NamedTuple):
     key: str
     title: str
-    blocks: list
+    blocks: list[Block]
 
 
 STYLE = """

@@ -256,7 +256,7 @@ def _mean(values):
 
 def _provenance(runs):
     """Returns {what: {value: number of runs}}."""
-    found = collections.defaultdict(collections.Counter)
+    found: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
     for run in runs:
         environment = run.environment
         for name in ("data.fingerprint", "tokenizer.digest"):

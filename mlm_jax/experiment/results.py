@@ -119,8 +119,11 @@ def _read_curves(folder, c, lines):
     seconds_T = _seconds(lines, tokens_T)
     flops_T = _flops(folder, c, predictions_T)
     return Curves(
-        steps_K,
-        *(x_T[steps_K] for x_T in (tokens_T, predictions_T, flops_T, seconds_T)),
+        steps=steps_K,
+        tokens=tokens_T[steps_K],
+        predictions=predictions_T[steps_K],
+        flops=flops_T[steps_K],
+        seconds=seconds_T[steps_K],
         values={
             name: np.array([_number(line.get(name)) for line in evals])
             for name in names
