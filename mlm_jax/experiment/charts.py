@@ -1,6 +1,7 @@
 """The pictures of a report, from its facts: SVG and PNG, the same bytes each time."""
 
 import io
+import textwrap
 from typing import Any
 
 import matplotlib
@@ -141,11 +142,16 @@ def _comparison(facts):
             axes.plot([found["low"], found["high"]], [y, y], color=color, lw=2.2)
         axes.plot(found["mean"], y, "D", ms=5.5, color=color)
     axes.axvline(0, color=INK, lw=1)
-    axes.set_yticks(range(len(rows)), [row["arm"] for row in rows])
+    axes.set_yticks(range(len(rows)), [_label(row["arm"]) for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(f"difference in {facts['experiment']['metric']}")
     return figure
+
+
+def _label(name):
+    """Breaks a long name after its commas."""
+    return textwrap.fill(name.replace(",", ", "), 26)
 
 
 def verdict_color(row):
@@ -176,7 +182,8 @@ def _matrix(facts):
         )
     rates = [f"{exam_rate(exam):g}" for exam in matrix["exams"]]
     axes.set_xticks(np.arange(len(rates)) + 0.5, rates)
-    axes.set_yticks(np.arange(len(matrix["arms"])) + 0.5, matrix["arms"])
+    names = [_label(name) for name in matrix["arms"]]
+    axes.set_yticks(np.arange(len(names)) + 0.5, names)
     axes.invert_yaxis()
     axes.set_xlabel("evaluated at the rate")
     axes.set_ylabel("trained with")

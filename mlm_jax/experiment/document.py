@@ -7,8 +7,6 @@ from mlm_jax.experiment.page import Block, Cell, Picture, Section, Table, Text
 from mlm_jax.experiment.report import exam_rate
 from mlm_jax.experiment.words import NONE, count, mean_text, number, p_value, signed
 
-WALL_CLOCK = "wall-clock"
-
 
 def make_sections(facts, pictures):
     """Returns the sections of the report; `pictures` are the names that were drawn."""
@@ -23,7 +21,7 @@ def make_sections(facts, pictures):
         Section("own-rate", "Loss at the arm's own training rate", _own_rate(facts)),
         Section("runs", "Runs", _runs(facts)),
         Section("provenance", "Provenance", _provenance(facts)),
-        Section(WALL_CLOCK, "Wall clock", _wall_clock(facts, pictures)),
+        Section("wall-clock", "Wall clock", _wall_clock(facts, pictures)),
     ]
     return [section for section in sections if section.blocks]
 

@@ -15,7 +15,7 @@ import pytest
 
 from mlm_jax import report
 from mlm_jax.errors import InputError
-from mlm_jax.experiment import results
+from mlm_jax.experiment import results, words
 from mlm_jax.experiment.report import make_facts
 from mlm_jax.experiment.sweep import Arm, Experiment
 from mlm_jax.flops import step_flops
@@ -224,6 +224,28 @@ def test_axes_count_what_was_trained_on(swept, facts):
         assert curve["low"][i] <= curve["mean"][i] <= curve["high"][i]
 
 
+def test_the_loss_at_the_own_rate_is_over_predictions_at_the_end():
+    lines = [
+        {"step": 80, "train/loss": 9.0, "train/num_masked": 1},
+        {"step": 95, "train/loss": 4.0, "train/num_masked": 30},
+        {"step": 97, "train/loss": None, "train/num_masked": 0},
+        {"step": 100, "train/loss": 8.0, "train/num_masked": 10},
+        {"step": 100, "eval/loss@0.15": 1.0},
+    ]
+    assert results._own_rate_loss(lines, 100) == pytest.approx(5.0)
+
+
+def test_of_an_accuracy_more_is_better(swept):
+    facts = facts_of(swept, mask_rate(metric="eval/accuracy@0.4"))
+    assert facts["exams"] == ["eval/accuracy@0.4", "eval/accuracy@0.15"]
+    rows = facts["comparison"]["eval/accuracy@0.4"]
+    assert [row["verdict"] for row in rows] == ["", "better", "better", "", ""]
+    assert rows[2]["difference"]["mean"] > 0
+    assert facts["optima"] == [] and facts["trend"] is None
+    best = words.answer_sentences(facts)[1]
+    assert best.startswith("Highest eval/accuracy@0.4: rate=0.3")
+
+
 def test_failed_runs_are_told_of_and_not_compared(swept, facts, page):
     (counts, failed) = tables(page, "runs")
     assert counts[3:] == [
@@ -240,6 +262,7 @@ def test_failed_runs_are_told_of_and_not_compared(swept, facts, page):
     assert facts["optima"][0]["n"] == 3  # seeds that finished at every rate
     markdown = (swept / "report" / "report.md").read_text()
     for text in (page, markdown):
+        assert "27 of 30 runs have finished" in text
         assert "Compared over fewer seeds than planned" in text
         assert "Not comparable" in text
 
