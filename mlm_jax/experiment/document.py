@@ -89,6 +89,17 @@ def _comparison(facts):
     ]
     for exam, rows in facts["comparison"].items():
         blocks += [Text(exam, "title"), comparison_table(rows)]
+    if equal := facts["equal_flops"]:
+        flops = f"{equal['flops']:.3g} floating-point operations"
+        blocks += [
+            Text(f"{experiment['metric']} at equal arithmetic: {flops}", "title"),
+            Text(
+                "Each run where it had done as much as the one that does the least: "
+                "between two evaluations, and before the end of its own schedule.",
+                "note",
+            ),
+            comparison_table(equal["rows"]),
+        ]
     main = facts["comparison"][experiment["metric"]]
     return [*blocks, Text(_confidence(main), "note")]
 
@@ -104,7 +115,7 @@ def comparison_table(rows):
 def _comparison_row(row):
     return [
         row["arm"],
-        Cell("1", "worse") if row["n"] == 1 else str(row["n"]),
+        Cell(str(row["n"]), "worse" if row["n"] < 3 else ""),
         mean_text(row["mean"]),
         Cell(mean_text(row["difference"], signed), row["verdict"]),
         p_value(row["p"]),
@@ -194,23 +205,30 @@ def _optimum_row(row):
 
 
 def _curves(facts, pictures):
-    names = [name for name in pictures if name.startswith("curves_")]
-    captions = {
-        "curves_steps": "against steps",
-        "curves_tokens": "against tokens read; each view of a row counts",
-        "curves_predictions": "against predictions, the hidden tokens that were scored",
-        "curves_flops": "against the arithmetic of the matrix products",
+    against = {
+        "steps": "steps",
+        "tokens": "tokens read; each view of a row counts",
+        "predictions": "predictions, the hidden tokens that were scored",
+        "flops": "the arithmetic of the matrix products",
     }
     metric = facts["experiment"]["metric"]
-    return [
+    blocks: list[Block] = [
         Picture(
-            name,
-            f"{metric} {captions[name]}. Lines are means over seeds, bands "
-            "their intervals; the axis is that of the second half.",
+            f"curves_{axis}",
+            f"{metric} against {text}. Lines are means over seeds, bands their "
+            "intervals; the axis is that of the second half.",
         )
-        for name in names
-        if name in captions
+        for axis, text in against.items()
+        if f"curves_{axis}" in pictures
     ]
+    rows = [
+        [arm, *(words.big(curve[axis][-1]) for axis in against)]
+        for arm, curve in facts["curves"].items()
+    ]
+    if rows:
+        blocks.append(Text("What a run of each arm took:"))
+        blocks.append(Table(["arm", "steps", "tokens", "predictions", "FLOPs"], rows))
+    return blocks
 
 
 def _own_rate(facts):

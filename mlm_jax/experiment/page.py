@@ -153,7 +153,7 @@ def _table(table):
 
 
 def _row(row):
-    name, *cells = (cell if isinstance(cell, Cell) else Cell(cell) for cell in row)
+    name, *cells = map(_cell, row)
     may_break = _escape(name.text).replace(",", ",<wbr>").replace("_", "_<wbr>")
     return f"<th>{may_break}</th>" + "".join(
         f'<td class="{cell.verdict}">{_value(cell.text)}</td>'
@@ -161,6 +161,10 @@ def _row(row):
         else f"<td>{_value(cell.text)}</td>"
         for cell in cells
     )
+
+
+def _cell(value):
+    return value if isinstance(value, Cell) else Cell(value)
 
 
 def _value(text):
@@ -200,8 +204,8 @@ def _markdown(block):
 
 def _markdown_row(row):
     texts = [
-        f"**{_plain(cell.text)}**" if isinstance(cell, Cell) else _plain(cell)
-        for cell in row
+        f"**{_plain(cell.text)}**" if cell.verdict else _plain(cell.text)
+        for cell in map(_cell, row)
     ]
     return f"| {' | '.join(texts)} |"
 

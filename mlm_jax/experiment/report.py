@@ -12,7 +12,7 @@ import numpy as np
 
 from mlm_jax import config
 from mlm_jax.errors import InputError
-from mlm_jax.experiment import optima, statistics
+from mlm_jax.experiment import comparison, optima, statistics
 
 AXES = ("steps", "tokens", "predictions", "flops")
 NOT_COMPARED = ("seed", *config.FREE_ON_RESUME)
@@ -33,30 +33,32 @@ def make_facts(experiment, runs):
     }
     exams = _exams(experiment, runs)
     optimum_rows, trend = _optima(experiment, finished, exams)
-    comparison = {exam: _compare(experiment, finished, exam) for exam in exams}
+    compared = {
+        exam: comparison.compare(
+            experiment, comparison.last_values(finished, exam), exam
+        )
+        for exam in exams
+    }
     facts = {
         "experiment": _describe(experiment),
         "fields": _fields(experiment, runs),
         "runs": [_state(run) for run in runs],
         "exams": exams,
-        "comparison": comparison,
+        "comparison": compared,
+        "equal_flops": comparison.at_equal_flops(experiment, finished),
         "own_rate": _own_rates(finished),
-        "matrix": _matrix(experiment, comparison),
+        "matrix": _matrix(experiment, compared),
         "optima": optimum_rows,
         "trend": trend,
         "curves": _curves(finished, AXES, experiment.metric),
         "provenance": _provenance(runs),
-        "warnings": _warnings(experiment, runs, comparison),
+        "warnings": _warnings(experiment, runs, compared),
         "wall_clock": {
             "speed": _speeds(finished),
             "curves": _curves(finished, ("seconds",), experiment.metric),
         },
     }
     return _finite(facts)
-
-
-def is_less_better(metric):
-    return "loss" in metric or "perplexity" in metric
 
 
 def _describe(experiment):
@@ -121,84 +123,23 @@ def _state(run):
     return fields | {"step": step}
 
 
-def _compare(experiment, finished, exam):
-    """Returns a row for each arm: its mean, and its paired difference to the baseline,
-    with p adjusted for all arms of this exam."""
-    values = {
-        name: {
-            seed: float(run.curves.values[exam][-1])
-            for seed, run in by_seed.items()
-            if exam in run.curves.values
-        }
-        for name, by_seed in finished.items()
-    }
-    baseline = values[experiment.baseline]
-    rows = [
-        _compare_arm(name, by_seed, baseline, name == experiment.baseline)
-        for name, by_seed in values.items()
-    ]
-    tested = [row for row in rows if not math.isnan(row["p"])]
-    if tested:
-        holm_A = statistics.holm([row["p"] for row in tested])
-        differences_AxS = [
-            [row["differences"].get(seed, math.nan) for seed in experiment.seeds]
-            for row in tested
-        ]
-        joint_A = statistics.joint_p(differences_AxS)
-        for row, holm, joint in zip(tested, holm_A, joint_A, strict=True):
-            row |= {"holm_p": float(holm), "joint_p": float(joint)}
-            row["verdict"] = _verdict(row, exam)
-    return rows
-
-
-def _verdict(row, exam):
-    if row["joint_p"] > statistics.ALPHA:
-        return ""
-    is_less = row["difference"]["mean"] < 0
-    return "better" if is_less == is_less_better(exam) else "worse"
-
-
-def _compare_arm(name, by_seed, baseline, is_baseline):
-    values = list(by_seed.values())
-    pairs = [] if is_baseline else [seed for seed in by_seed if seed in baseline]
-    differences = [by_seed[seed] - baseline[seed] for seed in pairs]
-    p = statistics.sign_flip_p(differences) if len(pairs) > 1 else math.nan
-    return {
-        "arm": name,
-        "n": len(by_seed),
-        "values": by_seed,
-        "mean": _estimate(values),
-        "differences": dict(zip(pairs, differences, strict=True)),
-        "difference": _estimate(differences),
-        "p": float(p),
-        "holm_p": math.nan,
-        "joint_p": math.nan,
-        "detectable": statistics.detectable_difference(differences),
-        "verdict": "",
-    }
-
-
-def _estimate(values):
-    return statistics.estimate(values)._asdict() if values else None
-
-
 def _own_rates(finished):
     rows = []
     for name, by_seed in finished.items():
         losses = [run.own_rate_loss for run in by_seed.values()]
         rates = sorted({run.config[optima.RATE] for run in by_seed.values()})
-        rows.append({"arm": name, "rates": rates, "mean": _estimate(losses)})
+        rows.append({"arm": name, "rates": rates, "mean": comparison.estimate(losses)})
     return rows
 
 
-def _matrix(experiment, comparison):
+def _matrix(experiment, compared):
     """Returns the mean for each arm and exam, where arms differ in their rate."""
     rates = {arm.settings.get(optima.RATE) for arm in experiment.arms}
-    if len(rates) < 2 or len(comparison) < 2:
+    if len(rates) < 2 or len(compared) < 2:
         return None
-    exams = sorted(comparison, key=exam_rate)
+    exams = sorted(compared, key=exam_rate)
     means = [
-        [row["mean"] and row["mean"]["mean"] for row in comparison[exam]]
+        [row["mean"] and row["mean"]["mean"] for row in compared[exam]]
         for exam in exams
     ]
     return {
@@ -210,7 +151,7 @@ def _matrix(experiment, comparison):
 
 def _optima(experiment, finished, exams):
     """Returns a row for each exam and group of arms, and the trend of the metric."""
-    if not is_less_better(experiment.metric):
+    if not comparison.is_less_better(experiment.metric):
         return [], None
     groups = optima.find_groups(experiment, finished)
     rows = {exam: [optima.fit_group(group, exam) for group in groups] for exam in exams}
@@ -273,9 +214,9 @@ def _provenance(runs):
     return {name: dict(sorted(counts.items())) for name, counts in found.items()}
 
 
-def _warnings(experiment, runs, comparison):
+def _warnings(experiment, runs, compared):
     """Returns sentences on whatever limits what the numbers can say."""
-    rows = [r for r in comparison[experiment.metric] if r["arm"] != experiment.baseline]
+    rows = [r for r in compared[experiment.metric] if r["arm"] != experiment.baseline]
     pairs = [len(row["differences"]) for row in rows if row["differences"]]
     texts = []
     if not pairs:
@@ -284,7 +225,7 @@ def _warnings(experiment, runs, comparison):
         )
     elif max(pairs) > 1:
         texts.append(statistics.power_sentence(max(pairs), len(pairs)))
-    single = [row["arm"] for row in comparison[experiment.metric] if row["n"] == 1]
+    single = [row["arm"] for row in compared[experiment.metric] if row["n"] == 1]
     if single:
         texts.append(
             f"One seed only, so no interval and no test: {', '.join(single)}. What "
@@ -297,7 +238,7 @@ def _warnings(experiment, runs, comparison):
     ]
     if uneven:
         texts.append(f"Compared over fewer seeds than planned: {', '.join(uneven)}.")
-    for exam in comparison:
+    for exam in compared:
         if len(_mask_hashes(runs, exam)) > 1:
             texts.append(
                 f"{exam}: the runs did not sit the same exam (their masks differ, as "

@@ -77,6 +77,8 @@ def read_run(folder, experiment, arm, seed):
     elif last < c["optim.num_steps"]:
         state = "unfinished"
         reason = f"evaluated last at step {last:,} of {c['optim.num_steps']:,}"
+    elif any(math.isnan(values_K[-1]) for values_K in curves.values.values()):
+        state, reason = "diverged", "its last evaluation is not finite"
     speeds = _column(lines, "train/tokens_per_second")[1]
     return Run(
         arm=arm.name,

@@ -1,7 +1,7 @@
 """How a report writes numbers, and what it says of them."""
 
 from mlm_jax.experiment import statistics
-from mlm_jax.experiment.report import is_less_better
+from mlm_jax.experiment.comparison import is_less_better
 
 NONE = "–"
 
@@ -36,7 +36,7 @@ def mean_text(estimate, form=number):
 
 def big(value):
     """Returns 1.2 million and the like."""
-    for size, name in ((1e9, " billion"), (1e6, " million")):
+    for size, name in ((1e12, " trillion"), (1e9, " billion"), (1e6, " million")):
         if value >= size:
             return f"{value / size:.3g}{name}"
     return f"{value:,.0f}"

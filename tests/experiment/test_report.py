@@ -130,9 +130,10 @@ def test_comparison_tables_match_the_json(swept, facts, page, form):
     if form == "markdown":
         text = (swept / "report" / "report.md").read_text()
         found = markdown_tables(text, "Comparison on the frozen exam")
-    assert len(found) == len(facts["exams"]) == 2
-    for rows, exam in zip(found, facts["exams"], strict=True):
-        for cells, row in zip(rows, facts["comparison"][exam], strict=True):
+    expected = [*facts["comparison"].values(), facts["equal_flops"]["rows"]]
+    assert len(found) == len(expected) == 3
+    for rows, expected_rows in zip(found, expected, strict=True):
+        for cells, row in zip(rows, expected_rows, strict=True):
             name, n, mean, difference, p, holm, joint, detectable = cells
             assert (name, n) == (row["arm"], str(row["n"]))
             ends = ("mean", "low", "high")
@@ -222,6 +223,31 @@ def test_axes_count_what_was_trained_on(swept, facts):
     assert curve["steps"] == [0, 10, 20, 30, 40]
     for i in range(5):
         assert curve["low"][i] <= curve["mean"][i] <= curve["high"][i]
+
+
+def test_equal_arithmetic_is_where_the_cheapest_run_ends(swept, facts):
+    runs = [r for r in results.read(mask_rate(), swept) if r.state == "finished"]
+    equal = facts["equal_flops"]
+    assert equal["flops"] == min(run.curves.flops[-1] for run in runs)
+    dear = next(run for run in runs if run.arm == "rate=0.8")
+    flops, losses = dear.curves.flops, dear.curves.values["eval/loss@0.15"]
+    share = (equal["flops"] - flops[-2]) / (flops[-1] - flops[-2])
+    expected = losses[-2] + share * (losses[-1] - losses[-2])
+    assert 0 < share < 1
+    assert equal["rows"][-1]["values"]["0"] == pytest.approx(expected)
+    cheap = mask_rate()._replace(arms=mask_rate().arms[:1])
+    assert facts_of(swept, cheap)["equal_flops"] is None
+
+
+def test_a_loss_that_is_no_number_at_the_end_is_not_compared(one_run):
+    experiment, directory, folder = one_run
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    lines[-1] = re.sub(r'(loss@0.4": )[\d.]+', r"\1null", lines[-1])
+    path.write_text("\n".join(lines) + "\n")
+    facts = facts_of(directory, experiment)
+    assert facts["runs"][0]["state"] == "diverged"
+    assert facts["comparison"][experiment.metric][0]["n"] == 0
 
 
 def test_the_loss_at_the_own_rate_is_over_predictions_at_the_end():
@@ -513,9 +539,8 @@ def test_a_browser_shows_it(swept, facts, width):
             "[...document.querySelectorAll('#comparison table')].map(t => "
             "[...t.rows].slice(1).map(r => [...r.cells].map(c => c.innerText)))"
         )
-    for rows, exam in zip(cells, facts["exams"], strict=True):
-        for (name, n, mean, *_), row in zip(
-            rows, facts["comparison"][exam], strict=True
-        ):
+    expected = [*facts["comparison"].values(), facts["equal_flops"]["rows"]]
+    for rows, expected_rows in zip(cells, expected, strict=True):
+        for (name, n, mean, *_), row in zip(rows, expected_rows, strict=True):
             assert (name, n) == (row["arm"], str(row["n"]))
             assert_is(mean, *(row["mean"][end] for end in ("mean", "low", "high")))
