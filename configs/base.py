@@ -26,6 +26,8 @@ def get_config():
     c.data.row_length = 128  # L, tokens in a row, [CLS] and [SEP] included
     c.data.packing = "packed"  # packed, full (RoBERTa's FULL-SENTENCES), single
     c.data.batch_size = 256  # rows in a step, over all devices and micro-batches
+    # Smaller batches first: (steps, rows), …, such as ((1000, 64), (1000, 128)).
+    c.data.batch_ramp = ()
 
     c.tokenizer = ml_collections.ConfigDict()
     # A vocab.txt or tokenizer.json to use instead of training one.

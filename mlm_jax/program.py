@@ -67,7 +67,7 @@ def make_program(c, tokenizer, counts_V, mesh):
         step.make_loss_fn,
         model,
         tokenizer.vocab_size,
-        is_partitioned=mesh.shape.get("tensor", 1) > 1,
+        is_partitioned="tensor" in mesh.shape,
     )
     train_step = functools.partial(
         step.train_step,

@@ -12,6 +12,7 @@ goes on to step N; from where it resumes, the schedules are those of a run of N 
 """
 
 import contextlib
+import json
 import os
 import pathlib
 
@@ -55,17 +56,18 @@ def run(c, directory, *, allowed=()):
     `allowed` are the fields that may differ from those the run began with.
     """
     config.check(c)
-    processes.check(c)
     sizes = config.check_devices(c, jax.device_count())
+    processes.check(c, sizes)
+    processes.agree("config", json.dumps(config.flatten(c)))
     directory = pathlib.Path(directory)
     is_first = processes.is_first()
     with workdir.held(directory) if is_first else contextlib.nullcontext():
-        with processes.first_alone("data"):
-            changes = workdir.check_config(directory, c, allowed)
-            store = rows.prepare(c.data, c.tokenizer)
-            changes |= workdir.check_data(directory, store, allowed)
-        processes.agree("the number of rows", len(store.train))
+        changes = workdir.check_config(directory, c, allowed)
+        store = rows.prepare(c.data, c.tokenizer)  # one makes it, the others wait
+        changes |= workdir.check_data(directory, store, allowed)
+        processes.agree("data.fingerprint", store.fingerprint)
         _run(c, directory, store, sizes, changes)
+        processes.wait_for_all("the end")
 
 
 def _run(c, directory, store, sizes, changes):
@@ -75,6 +77,7 @@ def _run(c, directory, store, sizes, changes):
         store.train,
         batch_size=c.data.batch_size,
         seed=c.seed,
+        ramp=c.data.batch_ramp,
         process_index=jax.process_index(),
         num_processes=jax.process_count(),
     )
@@ -87,7 +90,7 @@ def _run(c, directory, store, sizes, changes):
         keep_every=c.checkpoint.keep_every,
     ) as checkpoints:
         start, state = checkpoints.restore(program.abstract_state)
-        processes.agree("the step to go on from", start or 0)
+        processes.agree("the checkpoint to go on from", start)
         if start is None:
             state = program.init(processes.key(c.seed, mesh), config.hparams(c))
         if start is not None and start >= c.optim.num_steps:
@@ -153,6 +156,7 @@ def _train(c, directory, program, state, start, train_batches, exam, checkpoints
                 progress.pause()
             if stop.asked:
                 checkpoints.wait()
+                processes.wait_for_all("the save")
                 raise Preempted(
                     f"stopped by {stop.asked} after saving step {step:,}; "
                     "the same command resumes."
@@ -227,11 +231,11 @@ class Exam:
 
     def __init__(self, c, store, program, mesh):
         self._c, self._program, self.mesh = c, program, mesh
-        row_devices = mesh.shape["data"] * mesh.shape["fsdp"]
+        row_shards = parallel.num_row_shards(mesh)
         self.batches = pipeline.eval_batches(
             store.validation,
             num_rows=c.eval.num_rows,
-            batch_size=-(-c.eval.batch_size // row_devices) * row_devices,
+            batch_size=-(-c.eval.batch_size // row_shards) * row_shards,
             pad_id=store.tokenizer.special.pad,
         )
         self.entropy = unigram_entropy(self.batches, store.tokenizer.is_special)

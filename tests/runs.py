@@ -30,16 +30,17 @@ OVERRIDES = {
 }
 
 
-def start(workdir, shared, *flags, **overrides):
+def start(workdir, shared, *flags, cwd=ROOT, **overrides):
     """Returns the process; `shared` is where runs keep rows and compiled programs."""
     overrides = OVERRIDES | {"data.cache_dir": shared / "rows"} | overrides
     return subprocess.Popen(
-        [sys.executable, "-m", "mlm_jax.train", "--config=configs/tiny.py"]
+        [sys.executable, "-m", "mlm_jax.train", f"--config={ROOT}/configs/tiny.py"]
         + [f"--workdir={workdir}", *flags]
         + [f"--config.{name}={value}" for name, value in overrides.items()],
-        cwd=ROOT,
+        cwd=cwd,
         env=os.environ
         | {
+            "PYTHONPATH": str(ROOT),
             "XLA_FLAGS": "",  # the real program, not the quickly compiled one of tests
             "JAX_PLATFORMS": "cpu",
             "JAX_COMPILATION_CACHE_DIR": str(shared / "compiled"),

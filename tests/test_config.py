@@ -36,6 +36,8 @@ REFUSED = [
     ("optim.warmup_steps=1001", ["warmup_steps = 1001", f"num_steps = {STEPS}"]),
     ("data.batch_size=0", ["config.data.batch_size = 0", "1 or more"]),
     ("data.batch_size=ten", ["'ten'", "an integer"]),
+    ("data.batch_ramp=(100,8)", ["config.data.batch_ramp", "such as ((1000, 64)"]),
+    ("data.batch_ramp=((0,8),)", ["config.data.batch_ramp", "of 1 or more"]),
     ("data.row_length=70000", ["row_length = 70000", "65535"]),
     (
         "model.num_heads=3",
@@ -233,6 +235,10 @@ def test_missing_file_and_small_corpus_leave_no_run(tmp_path):
 def test_two_devices_that_do_not_divide_the_batch():
     c = tiny.get_config()
     assert config.check_devices(c, 8) == {"data": 8, "fsdp": 1, "tensor": 1}
+    c.data.batch_ramp = ((5, 8), (5, 12))
+    with pytest.raises(InputError, match="batch_ramp = 12; .* microbatches = 8"):
+        config.check_devices(c, 8)
+    c.data.batch_ramp = ()
     c.parallel.microbatches = 4
     with pytest.raises(InputError, match="devices x microbatches = 32, such as 32."):
         config.check_devices(c, 8)

@@ -10,10 +10,12 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from configs import tiny
-from mlm_jax import checkpoint, config, hlo, parallel, program
+from mlm_jax import checkpoint, config, parallel, program
 from mlm_jax.errors import InputError
+from mlm_jax.planning import hlo
 from tests import test_executors as executors
 
+AXES = ("data", "fsdp", "tensor")
 LAYOUTS = [
     ((2, 2, 2), 2),
     ((1, 4, 2), 1),
@@ -36,7 +38,7 @@ def build(sizes, microbatches=1, mode="jit", **overrides):
         "model.num_heads": 4,
     }
     c = executors.make_config(**fields | overrides)
-    mesh = parallel.make_mesh(dict(zip(parallel.AXES, sizes, strict=True)))
+    mesh = parallel.make_mesh(dict(zip(AXES, sizes, strict=True)))
     return program.make_program(c, executors.FakeTokenizer, executors.COUNTS_V, mesh)
 
 

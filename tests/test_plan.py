@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from configs import bert_base, tiny
-from mlm_jax import estimate, hlo, planning, topology
+from mlm_jax import plan
 from mlm_jax.errors import InputError
+from mlm_jax.planning import estimate, hlo, topology
 from tests.test_config import command
 
 needs_libtpu = pytest.mark.skipif(
@@ -93,7 +94,7 @@ def cpu_plan():
     c.parallel.mode = "jit"
     c.parallel.mesh.fsdp = 2
     machine = topology.Topology("cpu:4", jax.devices()[:4], None, "")
-    return c, machine, planning.plan(c, machine)
+    return c, machine, plan.plan(c, machine)
 
 
 def test_memory_by_class_is_what_was_compiled():
@@ -152,12 +153,12 @@ def test_a_tpu_without_libtpu_is_planned_for_as_many_cpu_devices(monkeypatch):
 def test_which_executors_apply():
     c = tiny.get_config()
     machine = topology.Topology("cpu:4", jax.devices()[:4], None, "")
-    assert planning.modes(c, machine) == ["pmap", "shard_map"]
+    assert plan.modes(c, machine) == ["pmap", "shard_map"]
     c.parallel.mesh.data = 1
-    assert planning.modes(c, machine) == ["jit"]
+    assert plan.modes(c, machine) == ["jit"]
     c.parallel.mode = "jit"
     c.parallel.mesh.tensor = 2
-    assert planning.modes(c, machine) == ["jit"]
+    assert plan.modes(c, machine) == ["jit"]
 
 
 @pytest.mark.slow
@@ -184,7 +185,7 @@ def bert(size):
 @pytest.mark.parametrize("size", ["base", "large"])
 def test_bert_on_tpus(size, name):
     machine = topology.load(name)
-    for mode, figures in planning.plan(bert(size), machine).items():
+    for mode, figures in plan.plan(bert(size), machine).items():
         assert figures["fits"], mode
         assert figures["largest_array_bytes"] < figures["logits_bytes"]
         ratio = figures["flops"] * figures["chips"] / figures["needed_flops_all"]

@@ -3,8 +3,9 @@
 import jax
 import numpy as np
 
-from mlm_jax import hlo
+from mlm_jax.data.pipeline import place
 from mlm_jax.flops import step_flops
+from mlm_jax.planning import hlo
 from mlm_jax.program import num_slots
 
 
@@ -109,7 +110,7 @@ def roofline(c, found, chip):
     }
     step = max(seconds.values())
     needed = found["needed_flops_all"] / found["chips"] / chip.flops
-    tokens = c.optim.num_steps * found["batch_size"] * c.data.row_length
+    rows, _ = place(c.optim.num_steps, found["batch_size"], c.data.batch_ramp)
     return {
         "seconds": seconds,
         "limit": max(seconds, key=lambda name: seconds[name]),
@@ -118,8 +119,9 @@ def roofline(c, found, chip):
         "intensity": found["flops"] / found["hbm_bytes"],
         "chip_intensity": chip.flops / chip.hbm_bytes,
         "tokens_per_second_all": found["batch_size"] * c.data.row_length / step,
-        "tokens_all": tokens,
-        "chip_hours": c.optim.num_steps * step * found["chips"] / 3600,
+        "tokens_all": rows * c.data.row_length,
+        # As if smaller batches took less time by as much.
+        "chip_hours": rows / found["batch_size"] * step * found["chips"] / 3600,
     }
 
 
