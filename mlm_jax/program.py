@@ -28,8 +28,13 @@ class Program(NamedTuple):
     eval_step: Callable
 
 
-def model_of(c, vocab_size):
-    return make_model(vocab_size=vocab_size, row_length=c.data.row_length, **c.model)
+def model_of(c, vocab_size, platform="cpu"):
+    return make_model(
+        vocab_size=vocab_size,
+        row_length=c.data.row_length,
+        platform=platform,
+        **c.model,
+    )
 
 
 def make_program(c, tokenizer, counts_V, mesh):
@@ -38,7 +43,8 @@ def make_program(c, tokenizer, counts_V, mesh):
     `tokenizer` gives `vocab_size`, `is_special` bool[V] and `special.mask`; `counts_V`
     is how often each token occurs in the training rows.
     """
-    model = model_of(c, tokenizer.vocab_size)
+    platform = mesh.devices.flat[0].platform
+    model = model_of(c, tokenizer.vocab_size, platform)
     optimizer = optim.OPTIMIZERS[c.optim.name]
     init = functools.partial(
         state.init_state, model=model, optimizer=optimizer, row_length=c.data.row_length

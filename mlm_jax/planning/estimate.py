@@ -12,7 +12,7 @@ from mlm_jax.program import num_slots
 def figures(c, sizes, abstract_state, batch, compiled, chip):
     """Returns the figures of a step: everything of one chip, except where it says all.
 
-    `sizes` is the mesh, {axis: devices}; `chip` a `chips.Chip`, or None.
+    `sizes` is the mesh, {axis: devices}; `chip` a `topology.Chip`, or None.
     """
     module = hlo.Module(compiled.as_text())
     memory = memory_by_class(abstract_state, batch, compiled.memory_analysis())

@@ -123,7 +123,7 @@ class Module:
                     total += times * self._traffic(instruction, computation)
         return total
 
-    def largest_array(self, min_dtype_bytes: int = 1) -> Array:
+    def largest_array(self) -> Array:
         """The largest array that any running computation writes to memory."""
         arrays = [
             array
