@@ -97,7 +97,8 @@ def get_config():
     c.model.dropout = 0.1  # of the embeddings and of what each sublayer adds
     c.model.attention_dropout = 0.1  # of the attention weights
     # Layers in a turn of the scan over layers: more run faster and compile slower.
-    c.model.scan_unroll = placeholder(int)  # None: all of up to 12 layers, else 1; 1 on a TPU
+    # None: all of up to 12 layers, else 1; 1 on a TPU.
+    c.model.scan_unroll = placeholder(int)
     # What the backward pass makes anew, for less memory: none, dots (all but products
     # with weights), full.
     c.model.remat = "none"
