@@ -55,6 +55,33 @@ def test_every_mesh_gives_the_same_run(sizes, microbatches):
     executors.assert_same_run(executors.train(built), executors.reference())
 
 
+@functools.cache
+def adam_losses(sizes, microbatches, mode):
+    overrides = {"optim.name": "adamw", "optim.num_steps": 200}
+    overrides["optim.peak_learning_rate"] = 1e-3
+    built = build(sizes, microbatches, mode, **overrides)
+    _, history = executors.train(built, steps=200, **overrides)
+    return [metrics["loss"] / metrics["weight"] for metrics in history]
+
+
+@SLOW
+@pytest.mark.parametrize(
+    "sizes, microbatches, mode",
+    [
+        ((8, 1, 1), 1, "pmap"),
+        ((4, 1, 1), 4, "pmap"),
+        ((8, 1, 1), 2, "shard_map"),
+        ((2, 2, 2), 2, "jit"),
+        ((1, 8, 1), 1, "jit"),
+    ],
+)
+def test_200_steps_of_adam_stay_together(sizes, microbatches, mode):
+    losses = adam_losses(sizes, microbatches, mode)
+    expected = adam_losses((1, 1, 1), 1, "jit")
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    assert np.mean(losses[-20:]) < np.mean(losses[:20]) - 0.05  # they did learn
+
+
 def test_one_rule_covers_a_parameter_and_its_moments():
     built = build((2, 2, 2), **{"optim.name": "adamw"})
     state = jax.tree.map(lambda leaf: leaf.sharding.spec, built.abstract_state)

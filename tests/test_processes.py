@@ -66,23 +66,19 @@ def assert_same_lines(workdir, other):
             np.testing.assert_allclose(value, expected[name], rtol=1e-5, err_msg=name)
 
 
-@pytest.fixture(scope="module")
-def pair_run(tmp_path_factory, shared):
-    """Eight steps of two processes, and what they said."""
-    workdir = tmp_path_factory.mktemp("pair") / "run"
-    return workdir, finish_pair(start_pair(workdir, shared))
-
-
 @SLOW
-def test_two_processes_give_the_numbers_of_one(pair_run, tmp_path, shared, monkeypatch):
-    workdir, (first, second) = pair_run
-    train_alone(tmp_path / "one", shared, monkeypatch)
-    assert_same_lines(workdir, tmp_path / "one")
-    # Written and told once.
+def test_two_processes_give_the_numbers_of_one(tmp_path, shared, monkeypatch):
+    """However many micro-batches they have; and tell and write them once."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    train_alone(one, shared, monkeypatch)
+    first, second = finish_pair(start_pair(two, shared))
+    assert_same_lines(two, one)
     assert "held-out at step 8" in first
     assert "held-out" not in second
-    names = [sorted(os.listdir(w / "checkpoints")) for w in (workdir, tmp_path / "one")]
-    assert names[0] == names[1]
+    saved = [sorted(os.listdir(workdir / "checkpoints")) for workdir in (one, two)]
+    assert saved[0] == saved[1]
+    finish_pair(start_pair(tmp_path / "four", shared, **{"parallel.microbatches": 4}))
+    assert_same_lines(tmp_path / "four", one)
 
 
 @SLOW

@@ -1,10 +1,13 @@
 """What a compiled training step costs on a chip: figures, and how they read."""
 
+import math
+
 import jax
 import numpy as np
 
 from mlm_jax.data.pipeline import place
 from mlm_jax.flops import step_flops
+from mlm_jax.model.head import padded_vocab_size
 from mlm_jax.planning import hlo
 from mlm_jax.program import num_slots
 
@@ -19,9 +22,8 @@ def figures(c, sizes, abstract_state, batch, compiled, chip):
     rows = sizes["data"] * sizes["fsdp"]
     num_chips = rows * sizes["tensor"]
     slots = num_slots(c, c.corruption)
-    local_rows = c.data.batch_size * c.corruption.views // rows
-    logits = local_rows * slots * c.tokenizer.vocab_size // sizes["tensor"]
-    largest = module.largest_array()
+    arrays = list(module.arrays())
+    largest = max(arrays, key=lambda array: array.size)
     collectives: dict[str, dict[str, int]] = {}
     for found in module.collectives():
         kind = collectives.setdefault(found.kind, {"count": 0, "bytes": 0})
@@ -35,7 +37,8 @@ def figures(c, sizes, abstract_state, batch, compiled, chip):
         "memory": memory,
         "largest_array": f"{largest.dtype}{list(largest.shape)}",
         "largest_array_bytes": largest.size,
-        "logits_bytes": logits * np.dtype(np.float32).itemsize,
+        "predictions": c.data.batch_size * c.corruption.views // rows * slots,
+        "logits_at_once": logits_at_once(c, sizes, arrays),
         "flops": module.matmul_flops(),
         "needed_flops_all": needed_flops(c, slots),
         "hbm_bytes": module.hbm_bytes(),
@@ -46,6 +49,19 @@ def figures(c, sizes, abstract_state, batch, compiled, chip):
     if chip is not None:
         result["roofline"] = roofline(c, result, chip)
     return result
+
+
+def logits_at_once(c, sizes, arrays):
+    """Returns of how many predictions the largest array of logits is: of those as wide
+    as the vocabulary, and not as the model, as the embedding is."""
+    vocabulary = padded_vocab_size(c.tokenizer.vocab_size) // sizes["tensor"]
+    widths = {c.model.width, c.model.width // sizes["fsdp"]}
+    rows = (
+        math.prod(array.shape) // vocabulary
+        for array in arrays
+        if vocabulary in array.shape and not widths & set(array.shape)
+    )
+    return max(rows, default=0)
 
 
 def memory_by_class(abstract_state, batch, analysis):
@@ -169,8 +185,8 @@ def _describe_mode(mode, plan, chip):
         ),
         f"    {'total':<12}{_size(total):>12}{of_chip}",
         f"    largest array {plan['largest_array']}, "
-        f"{_size(plan['largest_array_bytes'])} (whole logits: "
-        f"{_size(plan['logits_bytes'])})",
+        f"{_size(plan['largest_array_bytes'])}",
+        f"    logits at once {plan['logits_at_once']:,} of {plan['predictions']:,}",
         "  a step of a chip",
         f"    products     {plan['flops'] / 1e9:>12,.1f} GFLOP; all chips do "
         f"{ratio:.3f} x what the model needs",
