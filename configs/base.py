@@ -27,6 +27,8 @@ def get_config():
     c.data.row_length = 128  # L, tokens in a row, [CLS] and [SEP] included
     c.data.packing = "packed"  # packed, full (RoBERTa's FULL-SENTENCES), single
     c.data.batch_size = 256  # rows in a step, over all devices and micro-batches
+    # Smaller batches first: (steps, rows), …, such as ((1000, 64), (1000, 128)).
+    c.data.batch_ramp = ()
 
     c.tokenizer = ml_collections.ConfigDict()
     # A vocab.txt or tokenizer.json to use instead of training one.
@@ -97,7 +99,8 @@ def get_config():
     c.model.dropout = 0.1  # of the embeddings and of what each sublayer adds
     c.model.attention_dropout = 0.1  # of the attention weights
     # Layers in a turn of the scan over layers: more run faster and compile slower.
-    c.model.scan_unroll = placeholder(int)  # None: all of up to 12 layers, else 1
+    # None: all of up to 12 layers, else 1; 1 on a TPU.
+    c.model.scan_unroll = placeholder(int)
     # What the backward pass makes anew, for less memory: none, dots (all but products
     # with weights), full.
     c.model.remat = "none"

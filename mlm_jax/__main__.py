@@ -20,13 +20,12 @@ diff_ledgers  finds the first step at which two runs hid different tokens
   python -m mlm_jax.diff_ledgers runs/a runs/b
 check      verifies a run's checkpoints, rows and logs
   python -m mlm_jax.check --workdir=runs/tiny
-<<<<<<< HEAD
 plan       tells what a step needs on a machine that is not there
   python -m mlm_jax.plan --config=configs/bert_base.py --topology=v5e:4x4
-=======
+sweep      runs an experiment: every arm with every seed
+  python -m mlm_jax.sweep experiments/mask_rate.py:small --workdir=runs/mask_rate
 report     writes the report of an experiment: a page, Markdown, JSON, pictures
-  python -m mlm_jax.report experiments/mask_rate.py --workdir=runs/mask_rate
->>>>>>> helper/report
+  python -m mlm_jax.report experiments/mask_rate.py:small --workdir=runs/mask_rate
 benchmark  measures a training step, and its parts
   python -m mlm_jax.benchmark --preset=mini --breakdown"""
 

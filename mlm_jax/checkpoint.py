@@ -290,15 +290,18 @@ def _on_host(leaf):
 
 
 def _abstract_on_host(leaf):
-    """Keys are saved as their data."""
-    if not _is_key(leaf):
-        return leaf
-    data = jax.eval_shape(jax.random.key_data, leaf)
-    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=leaf.sharding)
+    """What Orbax restores as an array on the host. Keys are saved as their data."""
+    if _is_key(leaf):
+        leaf = jax.eval_shape(jax.random.key_data, leaf)
+    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
 
 
-def _like(abstract_leaf, leaf):
-    return jax.random.wrap_key_data(leaf) if _is_key(abstract_leaf) else leaf
+def _like(abstract_leaf, array):
+    """Puts an array where the state has it; of several processes each puts its part."""
+    placed = jax.make_array_from_callback(
+        array.shape, abstract_leaf.sharding, array.__getitem__
+    )
+    return jax.random.wrap_key_data(placed) if _is_key(abstract_leaf) else placed
 
 
 def _named(state):

@@ -63,6 +63,11 @@ SENTENCES = Rule(
     lambda sentences: all("[MASK]" in sentence for sentence in sentences),
 )
 
+RAMP = Rule(
+    "() or pairs of (steps, rows) of 1 or more, such as ((1000, 64), (1000, 128))",
+    lambda ramp: all(steps >= 1 and rows >= 1 for steps, rows in ramp),
+)
+
 RULES = {
     "seed": SEED,
     "data.document": _one_of("file", "blank_line", "line"),
@@ -73,6 +78,7 @@ RULES = {
     "data.row_length": Rule("from 8 to 65535", lambda value: 8 <= value < 2**16),
     "data.packing": _one_of("packed", "full", "single"),
     "data.batch_size": _at_least(1),
+    "data.batch_ramp": RAMP,
     "tokenizer.kind": _one_of("wordpiece", "bpe", "unigram"),
     "tokenizer.vocab_size": _at_least(16),
     "tokenizer.max_characters": _at_least(1),
@@ -223,13 +229,15 @@ def check_devices(c, num_devices):
     _check_multiple(
         "data.batch_size", c.data.batch_size, "devices x microbatches", parts
     )
+    for _, rows in c.data.batch_ramp:
+        _check_multiple("data.batch_ramp", rows, "devices x microbatches", parts)
     return mesh
 
 
 def _check_rule(name, value, rule):
     try:
         holds = rule.holds(value)
-    except TypeError:
+    except (TypeError, ValueError):
         holds = False
     if not holds:
         near = difflib.get_close_matches(str(value), rule.names, 1)

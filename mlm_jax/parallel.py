@@ -6,14 +6,12 @@ and moments are in parts too, and the parameters gathered for the length of a st
 """
 
 import functools
+import math
 import re
 
 import jax
-import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-
-AXES = ("data", "fsdp", "tensor")
 
 # The first pattern found in a leaf's path counts, else it is on every device. Blocks
 # have a leading axis of layers. Of two matrices in a row the first is split by columns
@@ -30,13 +28,20 @@ RULES = [
 
 
 def make_mesh(shape, devices=None) -> Mesh:
-    """A mesh from {axis name: size} over `devices`, by default this machine's first
-    ones; an axis that is not named has size 1."""
-    sizes = tuple(shape.get(name, 1) for name in AXES)
-    if devices is not None:  # of a description of a machine, in its order
-        return Mesh(np.asarray(devices).reshape(sizes), AXES)
+    """A mesh from {axis name: size}, of `devices` or of those that are there. It has
+    `data`, and of the other axes those above 1."""
+    shape = {name: n for name, n in shape.items() if name == "data" or n > 1}
+    num_devices = math.prod(shape.values())
+    devices = (devices or jax.devices())[:num_devices]
     # jax.make_mesh defaults to Explicit axes, under which nn.Embed's gather raises.
-    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    auto = (AxisType.Auto,) * len(shape)
+    sizes, names = tuple(shape.values()), tuple(shape)
+    return jax.make_mesh(sizes, names, axis_types=auto, devices=devices)
+
+
+def num_row_shards(mesh):
+    """Returns in how many parts the rows of a batch are."""
+    return math.prod(mesh.shape[name] for name in _row_axes(mesh))
 
 
 def state_shardings(abstract_state, rules, mesh):
@@ -52,7 +57,9 @@ def state_shardings(abstract_state, rules, mesh):
         for pattern, spec in rules:
             if re.search(pattern, name):
                 unused.discard(pattern)
-                return NamedSharding(mesh, spec)
+                return NamedSharding(
+                    mesh, P(*(axis if axis in mesh.shape else None for axis in spec))
+                )
         return NamedSharding(mesh, P())
 
     shardings = jax.tree_util.tree_map_with_path(sharding, abstract_state)
@@ -130,16 +137,15 @@ def _over_rows(step, mesh, shardings):
 
 
 def _map_rows(body, mesh, in_specs):
-    tensor = mesh.shape.get("tensor", 1)
     return jax.shard_map(
         body,
         mesh=mesh,
         in_specs=in_specs,
         out_specs=P(),
-        axis_names=set(_row_axes(mesh) if tensor > 1 else mesh.axis_names),
+        axis_names=set(_row_axes(mesh)),
         # Whether a result is the same on every device. JAX 0.12's searchsorted, which
         # draws the random tokens, fails in that where an axis is left to the compiler.
-        check_vma=tensor == 1,
+        check_vma="tensor" not in mesh.shape,
     )
 
 

@@ -7,12 +7,14 @@
 cloud TPUs. Each process reads its slice of every batch; the first one writes. All make
 the same updates, so that what one decides by a number all decide.
 
-A process that dies or is cut off takes the others with it within
-`HEARTBEAT_SECONDS` and a little: JAX's coordination service ends them, non-zero.
+A process that dies, hangs, is cut off or ends by an error of its own takes the others
+with it within `END_SECONDS`: JAX's coordination service ends them, non-zero. The same
+commands resume.
 """
 
-import contextlib
+import math
 import signal
+import zlib
 
 import jax
 import numpy as np
@@ -23,10 +25,10 @@ from jax.sharding import PartitionSpec as P
 
 from mlm_jax.errors import InputError
 
-# The coordinator declares dead who was silent for so long.
-HEARTBEAT_SECONDS = 100
-# How long processes wait for each other at the start, and at the end for the slowest.
-START_SECONDS = 300
+START_SECONDS = 300  # how long they wait for each other to start
+HEARTBEAT_SECONDS = 30  # who was silent for so long is dead
+SHUTDOWN_SECONDS = 45  # how long who ends by an error of its own waits for the others
+END_SECONDS = 60
 
 COORDINATOR = flags.DEFINE_string(
     "coordinator", None, "HOST:PORT of process 0, for a run of several processes."
@@ -39,32 +41,34 @@ DISTRIBUTED = flags.DEFINE_bool(
 
 
 def start():
-    """Joins the processes of the run, as the flags say; nothing for one alone.
+    """Joins the processes of the run, as the flags say; nothing for one alone. Before
+    any use of JAX."""
+    given = COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value
+    if DISTRIBUTED.value or given != (None, None, None):
+        join(*given)
 
-    Before any use of JAX. Raises InputError for flags that do not go together, or a
-    cluster that JAX does not know.
-    """
-    count, number = NUM_PROCESSES.value, PROCESS_ID.value
-    given = {
-        "--coordinator": COORDINATOR.value,
+
+def join(coordinator, count, number):
+    """Raises InputError for numbers that do not go together, or, where all are None, a
+    cluster that JAX does not know."""
+    named = {
+        "--coordinator": coordinator,
         "--num_processes": count,
         "--process_id": number,
     }
-    missing = [name for name, value in given.items() if value is None]
-    if missing and len(missing) < len(given):
+    missing = [name for name, value in named.items() if value is None]
+    if missing and len(missing) < len(named):
         raise InputError(f"{' and '.join(missing)} must be given too.")
-    if missing and not DISTRIBUTED.value:
-        return
-    if count is not None and number is not None and number >= count:
+    if not missing and number >= count:
         raise InputError(f"--process_id={number}; expected 0 to {count - 1}.")
     try:
         jax.distributed.initialize(
-            COORDINATOR.value,
+            coordinator,
             count,
             number,
             initialization_timeout=START_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            shutdown_timeout_seconds=START_SECONDS,
+            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
         )
     except ValueError as error:  # no cluster was found
         raise InputError(f"--distributed: {error}") from error
@@ -75,8 +79,9 @@ def is_first():
     return jax.process_index() == 0
 
 
-def check(c):
-    """Raises InputError for a config that the processes there are cannot run."""
+def check(c, sizes):
+    """Raises InputError for a config that the processes there are cannot run on a mesh
+    of {axis: size}."""
     count = jax.process_count()
     if count == 1:
         return
@@ -85,34 +90,33 @@ def check(c):
             f"config.parallel.mode = pmap is for one process, and there are {count}; "
             "use shard_map."
         )
-    if jax.local_device_count() % c.parallel.mesh.tensor:
+    if jax.local_device_count() % sizes["tensor"]:
         raise InputError(
-            f"config.parallel.mesh.tensor = {c.parallel.mesh.tensor} must divide the "
+            f"config.parallel.mesh.tensor = {sizes['tensor']} must divide the "
             f"{jax.local_device_count()} device(s) of a process."
+        )
+    if math.prod(sizes.values()) != jax.device_count():
+        raise InputError(
+            f"config.parallel.mesh has {math.prod(sizes.values())} device(s); "
+            f"{count} processes must use all {jax.device_count()} that they have."
         )
 
 
 def agree(name, value):
-    """Raises InputError where processes differ in an integer, such as the number of
-    rows: they would wait for each other for ever, later."""
+    """Raises InputError where processes differ in what they must have in common, or
+    they would train on different things, or wait for each other for ever, later."""
     if jax.process_count() == 1:
         return
-    values = multihost_utils.process_allgather(value).tolist()
-    if len(set(values)) > 1:
+    ours = zlib.crc32(str(value).encode())
+    if len(set(multihost_utils.process_allgather(np.uint32(ours)).tolist())) > 1:
         raise InputError(
-            f"{name} differs between processes: {values}. Do all read the same files?"
+            f"{name} differs between processes; all need the same command and files."
         )
 
 
-@contextlib.contextmanager
-def first_alone(name):
-    """The first process does what is inside, then all the others: files are made once,
-    and then found."""
-    several = jax.process_count() > 1
-    if several and not is_first():
-        multihost_utils.sync_global_devices(name)
-    yield
-    if several and is_first():
+def wait_for_all(name):
+    """Returns when every process has come here."""
+    if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
 
 
@@ -147,10 +151,18 @@ def key(seed, mesh):
 
 
 def whole(tree, mesh):
-    """Returns global arrays with all of each on every device, for a host to read."""
-    if jax.process_count() == 1:
-        return tree
-    return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, P()))(tree)
+    """Returns the tree with every leaf readable by this process. To be called by all.
+
+    What is spread over processes comes leaf by leaf to the host, since all of a state
+    in parts may have no room on one device."""
+    gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
+
+    def whole_leaf(leaf):
+        if leaf.is_fully_addressable or leaf.is_fully_replicated:
+            return leaf
+        return jax.device_get(gather(leaf))
+
+    return jax.tree.map(whole_leaf, tree)
 
 
 class StopSignal:

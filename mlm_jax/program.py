@@ -29,8 +29,13 @@ class Program(NamedTuple):
     step: Callable
 
 
-def model_of(c, vocab_size):
-    return make_model(vocab_size=vocab_size, row_length=c.data.row_length, **c.model)
+def model_of(c, vocab_size, platform="cpu"):
+    return make_model(
+        vocab_size=vocab_size,
+        row_length=c.data.row_length,
+        platform=platform,
+        **c.model,
+    )
 
 
 def make_program(c, tokenizer, counts_V, mesh, slots=None):
@@ -41,7 +46,8 @@ def make_program(c, tokenizer, counts_V, mesh, slots=None):
     slots of a row, if not just those that `c` needs: programs of equal slots are equal
     where configs differ in `config.TRACED` only.
     """
-    model = model_of(c, tokenizer.vocab_size)
+    platform = mesh.devices.flat[0].platform
+    model = model_of(c, tokenizer.vocab_size, platform)
     optimizer = optim.OPTIMIZERS[c.optim.name]
     init = functools.partial(
         state.init_state, model=model, optimizer=optimizer, row_length=c.data.row_length
@@ -71,7 +77,7 @@ def make_program(c, tokenizer, counts_V, mesh, slots=None):
         step.make_loss_fn,
         model,
         tokenizer.vocab_size,
-        is_partitioned=mesh.shape.get("tensor", 1) > 1,
+        is_partitioned="tensor" in mesh.shape,
     )
     train_step = functools.partial(
         step.train_step,

@@ -12,6 +12,7 @@ goes on to step N; from where it resumes, the schedules are those of a run of N 
 """
 
 import contextlib
+import json
 import pathlib
 
 import jax
@@ -44,17 +45,18 @@ def run(c, directory, *, allowed=()):
     `allowed` are the fields that may differ from those the run began with.
     """
     config.check(c)
-    processes.check(c)
     sizes = config.check_devices(c, jax.device_count())
+    processes.check(c, sizes)
+    processes.agree("config", json.dumps(config.flatten(c)))
     directory = pathlib.Path(directory)
     is_first = processes.is_first()
     with workdir.held(directory) if is_first else contextlib.nullcontext():
-        with processes.first_alone("data"):
-            changes = workdir.check_config(directory, c, allowed)
-            store = rows.prepare(c.data, c.tokenizer)
-            changes |= workdir.check_data(directory, store, allowed)
-        processes.agree("the number of rows", len(store.train))
+        changes = workdir.check_config(directory, c, allowed)
+        store = rows.prepare(c.data, c.tokenizer)  # one makes it, the others wait
+        changes |= workdir.check_data(directory, store, allowed)
+        processes.agree("data.fingerprint", store.fingerprint)
         _run(c, directory, store, sizes, changes)
+        processes.wait_for_all("the end")
 
 
 def _run(c, directory, store, sizes, changes):

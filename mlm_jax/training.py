@@ -48,7 +48,7 @@ class Training:
             keep_every=c.checkpoint.keep_every,
         )
         self.start, state = self._checkpoints.restore(program.abstract_state)
-        processes.agree("the step to go on from", self.start or 0)
+        processes.agree("the checkpoint to go on from", self.start)
         if self.start is None:
             _refuse_to_start_over(directory)
             key = processes.key(c.seed, mesh)
@@ -71,6 +71,7 @@ class Training:
             self._store.train,
             batch_size=self.c.data.batch_size,
             seed=self.c.seed,
+            ramp=self.c.data.batch_ramp,
             process_index=jax.process_index(),
             num_processes=jax.process_count(),
         )
@@ -125,6 +126,7 @@ class Training:
         if is_last or stop.asked:
             checkpoints.wait()
         if stop.asked:
+            processes.wait_for_all("the save")
             raise Preempted(
                 f"stopped by {stop.asked} after saving step {step:,}; "
                 "the same command resumes."
@@ -248,11 +250,11 @@ class Exam:
 
     def __init__(self, c, store, program, mesh):
         self._c, self._program, self.mesh = c, program, mesh
-        row_devices = mesh.shape["data"] * mesh.shape["fsdp"]
+        row_shards = parallel.num_row_shards(mesh)
         self.batches = pipeline.eval_batches(
             store.validation,
             num_rows=c.eval.num_rows,
-            batch_size=-(-c.eval.batch_size // row_devices) * row_devices,
+            batch_size=-(-c.eval.batch_size // row_shards) * row_shards,
             pad_id=store.tokenizer.special.pad,
         )
         self.entropy = unigram_entropy(self.batches, store.tokenizer.is_special)

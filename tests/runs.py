@@ -38,7 +38,9 @@ runpy.run_module("mlm_jax.train", run_name="__main__", alter_sys=True)
 """
 
 
-def start(workdir, shared, *flags, before="", through=(), env=None, **overrides):
+def start(
+    workdir, shared, *flags, before="", through=(), env=None, cwd=ROOT, **overrides
+):
     """Returns the process; `shared` is where runs keep rows and compiled programs.
 
     `before` is code that the process runs first, `through` a command that starts it.
@@ -46,12 +48,13 @@ def start(workdir, shared, *flags, before="", through=(), env=None, **overrides)
     overrides = OVERRIDES | {"data.cache_dir": shared / "rows"} | overrides
     what = ["-c", before + AFTER] if before else ["-m", "mlm_jax.train"]
     return subprocess.Popen(
-        [*through, sys.executable, *what, "--config=configs/tiny.py"]
+        [*through, sys.executable, *what, f"--config={ROOT}/configs/tiny.py"]
         + [f"--workdir={workdir}", *flags]
         + [f"--config.{name}={value}" for name, value in overrides.items()],
-        cwd=ROOT,
+        cwd=cwd,
         env=os.environ
         | {
+            "PYTHONPATH": str(ROOT),
             "XLA_FLAGS": "",  # the real program, not the quickly compiled one of tests
             "JAX_PLATFORMS": "cpu",
             "JAX_COMPILATION_CACHE_DIR": str(shared / "compiled"),

@@ -10,7 +10,7 @@ import time
 import ml_collections
 import pytest
 
-from configs import austen, base, bert_base, tiny
+from configs import austen, base, bert_base, bert_large, tiny
 from mlm_jax import config, optim, schedules
 from mlm_jax.corruption import replace, select, settings, units, weights
 from mlm_jax.data import packing, tokenizer
@@ -38,6 +38,8 @@ REFUSED = [
     ("optim.warmup_steps=1001", ["warmup_steps = 1001", f"num_steps = {STEPS}"]),
     ("data.batch_size=0", ["config.data.batch_size = 0", "1 or more"]),
     ("data.batch_size=ten", ["'ten'", "an integer"]),
+    ("data.batch_ramp=(100,8)", ["config.data.batch_ramp", "such as ((1000, 64)"]),
+    ("data.batch_ramp=((0,8),)", ["config.data.batch_ramp", "of 1 or more"]),
     ("data.row_length=70000", ["row_length = 70000", "65535"]),
     (
         "model.num_heads=3",
@@ -261,6 +263,10 @@ def test_missing_file_and_small_corpus_leave_no_run(tmp_path):
 def test_two_devices_that_do_not_divide_the_batch():
     c = tiny.get_config()
     assert config.check_devices(c, 8) == {"data": 8, "fsdp": 1, "tensor": 1}
+    c.data.batch_ramp = ((5, 8), (5, 12))
+    with pytest.raises(InputError, match="batch_ramp = 12; .* microbatches = 8"):
+        config.check_devices(c, 8)
+    c.data.batch_ramp = ()
     c.parallel.microbatches = 4
     with pytest.raises(InputError, match="devices x microbatches = 32, such as 32."):
         config.check_devices(c, 8)
@@ -269,7 +275,7 @@ def test_two_devices_that_do_not_divide_the_batch():
         config.check_devices(c, 8)
 
 
-@pytest.mark.parametrize("module", [base, tiny, austen, bert_base])
+@pytest.mark.parametrize("module", [base, tiny, austen, bert_base, bert_large])
 def test_every_config_passes_and_every_field_has_a_rule_or_is_free(module):
     c = module.get_config()
     config.check(c)

@@ -18,7 +18,7 @@ FORBIDDEN = {
     "optim": {"flax", "orbax", "mlm_jax"},
     "schedules": {"flax", "orbax", "mlm_jax"},
     "collectives": {"flax", "optax", "orbax", "mlm_jax"},
-    "hlo": {"jax", "flax", "optax", "orbax", "mlm_jax"},
+    "planning/hlo": {"jax", "flax", "optax", "orbax", "mlm_jax"},
     "processes": {"flax", "optax", "orbax", "mlm_jax.train", "mlm_jax.data"},
     "parallel": {"flax", "optax", "orbax", "mlm_jax"},
     "step": {"flax", "orbax", "ml_collections", "mlm_jax.data", "mlm_jax.config"},

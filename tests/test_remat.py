@@ -47,6 +47,7 @@ def test_remat_saves_memory_and_changes_no_gradient(scan_unroll):
         )
 
 
+@pytest.mark.slow
 def test_bfloat16_leaves_state_and_sums_in_float32():
     """Only what is computed on the way is bfloat16."""
     built = build((1, 1, 1), **{"model.dtype": "bfloat16", "optim.name": "adamw"})

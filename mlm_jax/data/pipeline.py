@@ -11,7 +11,7 @@ A batch is a dict of arrays:
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -22,8 +22,20 @@ from mlm_jax.data.shards import Rows
 Batch = dict[str, np.ndarray]
 
 
+def place(k: int, batch_size: int, ramp: Sequence = ()) -> tuple[int, int]:
+    """Returns (first row, rows) of batch `k`, where `ramp` has pairs of (steps, rows)
+    that come before those of `batch_size` rows."""
+    first = 0
+    for steps, rows in ramp:
+        if k < steps:
+            return first + k * rows, rows
+        first, k = first + steps * rows, k - steps
+    return first + k * batch_size, batch_size
+
+
 class TrainBatches:
-    """Batch `k` is rows `[k·B, (k+1)·B)` of an endless order shuffled anew each epoch.
+    """Batch `k` is rows `[k·B, (k+1)·B)` of an endless order shuffled anew each epoch,
+    or with a ramp those of `place`.
 
     The order is a function of (seed, epoch, index) alone. A batch may straddle epochs,
     several if there are fewer rows than B; each process reads its own slice of it.
@@ -35,6 +47,7 @@ class TrainBatches:
       rows: the split.
       batch_size: B over all processes, a multiple of `num_processes`.
       seed: of the order.
+      ramp: pairs of (steps, rows), of smaller batches that come first.
       process_index: which slice is read here.
       num_processes: how many slices there are.
     """
@@ -45,19 +58,20 @@ class TrainBatches:
         *,
         batch_size: int,
         seed: int,
+        ramp: Sequence = (),
         process_index: int = 0,
         num_processes: int = 1,
     ):
-        if batch_size % num_processes:
-            raise ValueError(
-                f"batch_size={batch_size} must be a multiple of"
-                f" {num_processes} processes."
-            )
+        for size in (batch_size, *(rows for _, rows in ramp)):
+            if size % num_processes:
+                raise ValueError(
+                    f"batch_size={size} must be a multiple of"
+                    f" {num_processes} processes."
+                )
         self._rows = rows if isinstance(rows, MixedRows) else MixedRows([rows], [1])
-        self._batch_size = batch_size
+        self._batch_size, self._ramp = batch_size, ramp
         self._seed = seed
-        self._local_size = batch_size // num_processes
-        self._offset = process_index * self._local_size
+        self._process_index, self._num_processes = process_index, num_processes
         self._orders: dict[int, dict[int, np.ndarray]] = {}
 
     @property
@@ -66,8 +80,10 @@ class TrainBatches:
         return len(self._rows)
 
     def __getitem__(self, k: int) -> Batch:
-        first = k * self._batch_size + self._offset
-        place_B = np.arange(first, first + self._local_size)
+        first, size = place(k, self._batch_size, self._ramp)
+        local_size = size // self._num_processes
+        first += self._process_index * local_size
+        place_B = np.arange(first, first + local_size)
         source_B, index_B = self._rows.cycle.at(place_B)
         epoch_B = index_B // self._rows.sizes_S[source_B]
         ids_B = index_B % self._rows.sizes_S[source_B]

@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 """Experiment files: a question, its arms and its seeds.
 
     \"\"\"Does hiding more than 15% help, at an equal number of steps?\"\"\"
@@ -39,23 +38,12 @@ import types
 from typing import Any, NamedTuple
 
 from mlm_jax import command, config
-=======
-"""An experiment file: a question, a config, arms, seeds, a baseline and a metric."""
-
-import importlib.util
-import pathlib
-from typing import Any, NamedTuple
-
->>>>>>> helper/report
 from mlm_jax.errors import InputError
 
 
 class Arm(NamedTuple):
-<<<<<<< HEAD
     """`name` is a directory's; `settings` are what differs from the other arms."""
 
-=======
->>>>>>> helper/report
     name: str
     settings: dict[str, Any]
 
@@ -68,7 +56,6 @@ class Experiment(NamedTuple):
     seeds: tuple[int, ...]
     baseline: str
     metric: str
-<<<<<<< HEAD
     base: dict[str, Any]  # what all arms have in place of the config's
     is_paired: bool = True
     trunk: dict[str, Any] | None = None
@@ -317,27 +304,3 @@ def shape_of(c):
         if name not in config.TRACED
     }
     return json.dumps(fixed, sort_keys=True, default=str)
-=======
-    base: dict
-
-
-def load(path):
-    """Returns the Experiment of a file. Raises InputError."""
-    path = pathlib.Path(path)
-    if not path.is_file():
-        raise InputError(f"{path}: no such file.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return Experiment(
-        name=path.stem,
-        question=(module.__doc__ or "").strip(),
-        config=module.CONFIG,
-        arms=tuple(module.ARMS),
-        seeds=tuple(module.SEEDS),
-        baseline=module.BASELINE,
-        metric=module.METRIC,
-        base=dict(module.BASE),
-    )
->>>>>>> helper/report

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlm_jax.data.pipeline import TrainBatches, eval_batches, prefetch
+from mlm_jax.data.pipeline import TrainBatches, eval_batches, place, prefetch
 
 PAD = 9
 
@@ -47,6 +47,26 @@ def test_segments_and_positions_by_hand():
         segment, position = expected[int(row)]
         assert batch["segment"][n].tolist() == segment
         assert batch["position"][n].tolist() == position
+
+
+def test_smaller_batches_first_read_the_same_order():
+    """Two of 2 rows, one of 4, then 6 each: nothing is left out, nothing read twice."""
+    ramp = ((2, 2), (1, 4))
+    places = [place(k, 6, ramp) for k in range(5)]
+    assert places == [(0, 2), (2, 2), (4, 4), (8, 6), (14, 6)]
+    rows = FakeRows(7)
+    ramped = TrainBatches(rows, batch_size=6, seed=3, ramp=ramp)
+    single = TrainBatches(rows, batch_size=1, seed=3)
+    ids = [int(single[k]["row"][0]) for k in range(20)]
+    for (first, size), k in zip(places, range(5), strict=True):
+        assert ramped[k]["row"].tolist() == ids[first : first + size]
+        halves = [
+            TrainBatches(
+                rows, batch_size=6, seed=3, ramp=ramp, process_index=i, num_processes=2
+            )[k]["row"].tolist()
+            for i in range(2)
+        ]
+        assert sum(halves, []) == ramped[k]["row"].tolist()
 
 
 def test_a_batch_has_the_promised_arrays():

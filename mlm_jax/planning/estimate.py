@@ -1,26 +1,29 @@
 """What a compiled training step costs on a chip: figures, and how they read."""
 
+import math
+
 import jax
 import numpy as np
 
-from mlm_jax import hlo
+from mlm_jax.data.pipeline import place
 from mlm_jax.flops import step_flops
+from mlm_jax.model.head import padded_vocab_size
+from mlm_jax.planning import hlo
 from mlm_jax.program import num_slots
 
 
 def figures(c, sizes, abstract_state, batch, compiled, chip):
     """Returns the figures of a step: everything of one chip, except where it says all.
 
-    `sizes` is the mesh, {axis: devices}; `chip` a `chips.Chip`, or None.
+    `sizes` is the mesh, {axis: devices}; `chip` a `topology.Chip`, or None.
     """
     module = hlo.Module(compiled.as_text())
     memory = memory_by_class(abstract_state, batch, compiled.memory_analysis())
     rows = sizes["data"] * sizes["fsdp"]
     num_chips = rows * sizes["tensor"]
     slots = num_slots(c, c.corruption)
-    local_rows = c.data.batch_size * c.corruption.views // rows
-    logits = local_rows * slots * c.tokenizer.vocab_size // sizes["tensor"]
-    largest = module.largest_array()
+    arrays = list(module.arrays())
+    largest = max(arrays, key=lambda array: array.size)
     collectives: dict[str, dict[str, int]] = {}
     for found in module.collectives():
         kind = collectives.setdefault(found.kind, {"count": 0, "bytes": 0})
@@ -34,7 +37,8 @@ def figures(c, sizes, abstract_state, batch, compiled, chip):
         "memory": memory,
         "largest_array": f"{largest.dtype}{list(largest.shape)}",
         "largest_array_bytes": largest.size,
-        "logits_bytes": logits * np.dtype(np.float32).itemsize,
+        "predictions": c.data.batch_size * c.corruption.views // rows * slots,
+        "logits_at_once": logits_at_once(c, sizes, arrays),
         "flops": module.matmul_flops(),
         "needed_flops_all": needed_flops(c, slots),
         "hbm_bytes": module.hbm_bytes(),
@@ -45,6 +49,19 @@ def figures(c, sizes, abstract_state, batch, compiled, chip):
     if chip is not None:
         result["roofline"] = roofline(c, result, chip)
     return result
+
+
+def logits_at_once(c, sizes, arrays):
+    """Returns of how many predictions the largest array of logits is: of those as wide
+    as the vocabulary, and not as the model, as the embedding is."""
+    vocabulary = padded_vocab_size(c.tokenizer.vocab_size) // sizes["tensor"]
+    widths = {c.model.width, c.model.width // sizes["fsdp"]}
+    rows = (
+        math.prod(array.shape) // vocabulary
+        for array in arrays
+        if vocabulary in array.shape and not widths & set(array.shape)
+    )
+    return max(rows, default=0)
 
 
 def memory_by_class(abstract_state, batch, analysis):
@@ -109,7 +126,7 @@ def roofline(c, found, chip):
     }
     step = max(seconds.values())
     needed = found["needed_flops_all"] / found["chips"] / chip.flops
-    tokens = c.optim.num_steps * found["batch_size"] * c.data.row_length
+    rows, _ = place(c.optim.num_steps, found["batch_size"], c.data.batch_ramp)
     return {
         "seconds": seconds,
         "limit": max(seconds, key=lambda name: seconds[name]),
@@ -118,8 +135,9 @@ def roofline(c, found, chip):
         "intensity": found["flops"] / found["hbm_bytes"],
         "chip_intensity": chip.flops / chip.hbm_bytes,
         "tokens_per_second_all": found["batch_size"] * c.data.row_length / step,
-        "tokens_all": tokens,
-        "chip_hours": c.optim.num_steps * step * found["chips"] / 3600,
+        "tokens_all": rows * c.data.row_length,
+        # As if smaller batches took less time by as much.
+        "chip_hours": rows / found["batch_size"] * step * found["chips"] / 3600,
     }
 
 
@@ -167,8 +185,8 @@ def _describe_mode(mode, plan, chip):
         ),
         f"    {'total':<12}{_size(total):>12}{of_chip}",
         f"    largest array {plan['largest_array']}, "
-        f"{_size(plan['largest_array_bytes'])} (whole logits: "
-        f"{_size(plan['logits_bytes'])})",
+        f"{_size(plan['largest_array_bytes'])}",
+        f"    logits at once {plan['logits_at_once']:,} of {plan['predictions']:,}",
         "  a step of a chip",
         f"    products     {plan['flops'] / 1e9:>12,.1f} GFLOP; all chips do "
         f"{ratio:.3f} x what the model needs",

@@ -18,9 +18,11 @@ COLLECTIVES = (
     "all-to-all",
     "collective-permute",
 )
-# What moves nothing by itself: names for memory, and calls, whose insides are counted.
+# What moves nothing by itself: names for memory, calls, whose insides are counted, and
+# the half of a move that is not counted.
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while"}
 FREE |= {"call", "conditional", "after-all", "partition-id", "replica-id"}
+FREE |= {"copy-start", "slice-start"} | {f"{kind}-done" for kind in COLLECTIVES}
 
 HEADER = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^ +(ROOT )?%([\w.\-]+) = (.+?) ([a-z][a-z\-]*)\((.*)$")
@@ -123,17 +125,12 @@ class Module:
                     total += times * self._traffic(instruction, computation)
         return total
 
-    def largest_array(self, min_dtype_bytes: int = 1) -> Array:
-        """The largest array that any running computation writes to memory."""
-        arrays = [
-            array
-            for name in self.times
-            if name not in self.is_fused
-            for instruction in self.computations[name].values()
-            if instruction.opcode not in FREE
-            for array in instruction.arrays
-        ]
-        return max(arrays, key=lambda array: array.size)
+    def arrays(self) -> Iterator[Array]:
+        """Every array that a running computation writes to memory."""
+        for name in self.times.keys() - self.is_fused:
+            for instruction in self.computations[name].values():
+                if instruction.opcode not in FREE:
+                    yield from instruction.arrays
 
     def _run(self, name: str, times: int, fused: bool = False) -> None:
         self.times[name] = self.times.get(name, 0) + times
@@ -170,42 +167,83 @@ class Module:
                 yield times, computation, instruction
 
     def _traffic(self, instruction, computation) -> int:
-        """Bytes that an instruction reads and writes. Of an array that it only takes a
-        slice of, or puts a slice into, the slice."""
-        if instruction.opcode == "dynamic-slice":
-            return 2 * _hbm_bytes(instruction)
-        if instruction.opcode == "dynamic-update-slice":
-            return 2 * _hbm_bytes(computation[instruction.operands[1]])
+        """Bytes that an instruction reads from main memory and writes there. Where it
+        only takes a slice of an array, or puts one into it, those of the slice."""
         operands = [computation[name] for name in instruction.operands]
-        if instruction.opcode != "fusion":
-            return _hbm_bytes(instruction) + sum(map(_hbm_bytes, operands))
-        inside = self.computations[_attribute(instruction.attributes, "calls")]
-        return _fusion_traffic(instruction, operands, inside)
+        if "AllocateBuffer" in instruction.attributes:
+            return 0
+        match instruction.opcode:
+            case "dynamic-slice":
+                return 2 * _hbm_bytes(instruction)
+            case "dynamic-update-slice":
+                return 2 * _hbm_bytes(operands[1])
+            case "copy-done" | "slice-done":  # of a move onto the chip or from it
+                (source,) = computation[operands[0].operands[0]].arrays
+                (moved,) = instruction.arrays
+                return moved.hbm_bytes + (moved.size if source.hbm_bytes else 0)
+            case "fusion":
+                inside = self._inside(instruction)
+                read = self._elements_read(inside)
+                return _written(instruction, inside) + sum(
+                    array.hbm_bytes * read[i] // max(math.prod(array.shape), 1)
+                    for i, operand in enumerate(operands)
+                    for array in operand.arrays
+                )
+        return _hbm_bytes(instruction) + sum(map(_hbm_bytes, operands))
+
+    def _inside(self, fusion) -> dict[str, Instruction]:
+        return self.computations[_attribute(fusion.attributes, "calls")]
+
+    def _elements_read(self, inside, wanted: int | None = None) -> dict[int, int]:
+        """How many elements of each parameter a fusion reads, to make all of its result
+        or `wanted` elements of it: it makes no element that nothing takes."""
+        used = dict.fromkeys(inside, 0)
+        read = {}
+        for name, user in reversed(inside.items()):
+            size = _elements(user)
+            used[name] = min(used[name], size)
+            if user.is_root:
+                used[name] = size if wanted is None else min(wanted, size)
+            if user.opcode == "parameter":
+                read[int(user.operands[0])] = used[name]
+            elif used[name] and user.opcode != "constant":
+                taken = self._elements_taken(user, used[name], inside)
+                for operand, elements in zip(user.operands, taken, strict=True):
+                    used[operand] += elements
+        return read
+
+    def _elements_taken(self, user, wanted: int, inside) -> list[int]:
+        """Of each operand, to make `wanted` elements of an instruction's result."""
+        sizes = [_elements(inside[name]) for name in user.operands]
+        match user.opcode:
+            case "fusion":
+                read = self._elements_read(self._inside(user), wanted)
+                return [read[i] for i in range(len(sizes))]
+            case "dynamic-update-slice":  # into its operand's own place
+                return [0, *sizes[1:]]
+            case "dynamic-slice" | "slice":
+                return [min(wanted, sizes[0]), *sizes[1:]]
+        size = _elements(user)
+        return [wanted if n == size else n for n in sizes]
 
 
-def _fusion_traffic(fusion, operands, inside) -> int:
-    users: dict[str, list[Instruction]] = {}
-    for instruction in inside.values():
-        for name in instruction.operands:
-            users.setdefault(name, []).append(instruction)
-    total, written = 0, _hbm_bytes(fusion)
-    for parameter in inside.values():
-        if parameter.opcode != "parameter":
-            continue
-        operand = operands[int(parameter.operands[0])]
-        uses = users.get(parameter.name, [])
-        if uses and all(use.opcode == "dynamic-slice" for use in uses):
-            total += min(_hbm_bytes(operand), sum(_size(use) for use in uses))
-        elif uses and all(
-            use.opcode == "dynamic-update-slice" and use.operands[0] == parameter.name
-            for use in uses
-        ):
-            slices = sum(_size(inside[use.operands[1]]) for use in uses)
-            if _hbm_bytes(operand):
-                written += slices - _hbm_bytes(operand)
+def _written(fusion, inside) -> int:
+    (root,) = (x for x in inside.values() if x.is_root)
+    made = map(inside.get, root.operands) if root.opcode == "tuple" else [root]
+    values = [value for value in made for _ in value.arrays]
+    total = 0
+    for array, value in zip(fusion.arrays, values, strict=True):
+        while value.opcode == "bitcast":
+            value = inside[value.operands[0]]
+        if value.opcode == "dynamic-update-slice" and array.hbm_bytes:
+            total += _size(inside[value.operands[1]])
         else:
-            total += _hbm_bytes(operand)
-    return total + max(written, 0)
+            total += array.hbm_bytes
+    return total
+
+
+def _elements(instruction) -> int:
+    return sum(math.prod(array.shape) for array in instruction.arrays)
 
 
 def _hbm_bytes(instruction) -> int:

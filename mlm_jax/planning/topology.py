@@ -1,4 +1,4 @@
-"""Descriptions of machines that are not there, for compiling ahead of time."""
+"""Machines that are not there, described for a compiler: their chips and devices."""
 
 import contextlib
 import math
@@ -9,8 +9,29 @@ from typing import NamedTuple
 
 import jax
 
-from mlm_jax.chips import CHIPS, Chip
 from mlm_jax.errors import InputError
+
+
+class Chip(NamedTuple):
+    """Peak rates a second. `flops` are of bfloat16 products, in which a TPU multiplies
+    float32 too unless told otherwise; `link_bytes` go out over all its links."""
+
+    hbm: int
+    flops: float
+    hbm_bytes: float
+    link_bytes: float
+    shapes: tuple[str, ...]  # some topologies
+
+
+GIB = 2**30
+# docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}, "system architecture"; of the links'
+# bidirectional bandwidth half.
+CHIPS = {
+    "v4": Chip(32 * GIB, 275e12, 1228e9, 300e9, ("2x2x2", "2x2x4")),
+    "v5e": Chip(16 * GIB, 197e12, 819e9, 200e9, ("2x2", "4x4", "16x16")),
+    "v5p": Chip(95 * GIB, 459e12, 2765e9, 600e9, ("2x2x2", "2x2x4")),
+    "v6e": Chip(32 * GIB, 918e12, 1638e9, 400e9, ("2x2", "4x4", "16x16")),
+}
 
 CPU = re.compile(r"cpu:([1-9]\d{0,3})")
 TPU = re.compile(r"(v\w+):(\d+(?:x\d+){1,2})")
