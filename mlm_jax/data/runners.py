@@ -42,8 +42,8 @@ def in_processes(workers: int | None = None) -> Run:
                     "a process that packs rows was killed, perhaps for want of memory;"
                     " the same command goes on with the parts that are missing"
                 ) from error
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+            finally:  # none may still write when this has ended
+                pool.shutdown(cancel_futures=True)
 
     return run
 
