@@ -206,8 +206,8 @@ def test_r30_from_another_directory(whole, tmp_path, shared):
     overrides = runs.OVERRIDES | {"data.cache_dir": shared / "rows"}
     flags = [f"--config.{name}={value}" for name, value in overrides.items()]
     process = subprocess.Popen(
-        [sys.executable, "-m", "mlm_jax.train", "--workdir=run", *flags]
-        + [f"--config={ROOT}/configs/tiny.py"],
+        [sys.executable, "-m", "mlm_jax.train", f"--config={ROOT}/configs/tiny.py"]
+        + ["--workdir=run", *flags],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
         stdout=subprocess.PIPE,
