@@ -15,9 +15,9 @@ import atheris
 
 with atheris.instrument_imports(include=["mlm_jax"]):
     from mlm_jax import config, manifest, metrics
-    from mlm_jax.data import sources
     from mlm_jax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
     from mlm_jax.errors import DamageError, InputError
+    from tests.texts import documents
 
 FOLDER = pathlib.Path(tempfile.mkdtemp())
 HEAD = "\n".join(SPECIAL_TOKENS).encode() + b"\n"
@@ -27,7 +27,7 @@ def read_text(path):
     for document in ("file", "line", "blank_line"):
         for on_bad_text in ("stop", "skip", "replace"):
             settings = dict(document=document, on_bad_text=on_bad_text, data_dir=None)
-            for text in sources.documents(f"files:{path}", **settings):
+            for text in documents(f"files:{path}", **settings):
                 assert "\0" not in text and text.encode()
 
 

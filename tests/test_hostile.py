@@ -200,7 +200,7 @@ def test_r14_a_damaged_shard_of_a_tfds_source_is_named(tmp_path, damage):
         }
         shard.write_bytes(contents[damage])
     read = functools.partial(
-        sources.documents,
+        documents,
         "tfds:quotations",
         document="file",
         on_bad_text="stop",
@@ -226,7 +226,7 @@ def test_r21_no_module_is_imported_because_a_file_names_it(
     (facts,) = (tmp_path / "quotations").rglob("features.json")
     facts.write_text(path.read_text())
     read = functools.partial(
-        sources.documents,
+        documents,
         "tfds:quotations",
         document="file",
         on_bad_text="stop",
