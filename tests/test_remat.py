@@ -63,3 +63,29 @@ def test_bfloat16_leaves_state_and_sums_in_float32():
     np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=5e-3)
     np.testing.assert_allclose(metrics["grad_norm"], expected["grad_norm"], rtol=5e-2)
     np.testing.assert_array_equal(metrics["mask_hash"], expected["mask_hash"])
+
+
+def test_b44_parameters_keep_moving_in_bfloat16():
+    """Updates too small for a bfloat16 of their parameter add up: 100 of 1e-4."""
+    hparams = config.hparams(executors.make_config())
+    moved = {}
+    for dtype in ("float32", "bfloat16"):
+        settings = {"model.dtype": dtype, "optim.name": "adamw"}
+        built = build((1, 1, 1), **settings)
+        numbers = hparams | {
+            "peak_learning_rate": np.float32(1e-4),
+            "warmup_steps": np.float32(0),
+            "num_steps": np.float32(10_000),
+        }
+        state = built.init(jax.random.key(0), numbers)
+        first = jax.device_get(state.params)
+        for k in range(100):
+            state, _ = built.train_step(state, executors.make_batch(k % 4))
+        moved[dtype] = jax.tree.map(
+            lambda now, then: np.abs(np.asarray(now) - then), state.params, first
+        )
+    deltas = np.concatenate([x.ravel() for x in jax.tree.leaves(moved["bfloat16"])])
+    exact = np.concatenate([x.ravel() for x in jax.tree.leaves(moved["float32"])])
+    used = exact > 0  # keys' biases have no gradient, nor do padded rows
+    assert used.mean() > 0.8 and (deltas[used] > 0).mean() > 0.99
+    np.testing.assert_allclose(deltas.max(), exact.max(), rtol=0.1)
