@@ -75,7 +75,12 @@ def test_processes_write_what_one_writes(folder, alone, tmp_path):
 def test_memory_does_not_grow_with_the_corpus():
     """With a small sample to learn from, so that less text is beyond it."""
     done = subprocess.run(
-        [sys.executable, "experiments/prepare_memory.py", "--megabytes=10,50", "--"]
+        [
+            sys.executable,
+            "experiments/speed/prepare_memory.py",
+            "--megabytes=10,50",
+            "--",
+        ]
         + ["--config.tokenizer.max_characters=5000000"],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},

@@ -1,6 +1,6 @@
 """Peak memory and time of preparing corpora of growing size.
 
-    python experiments/prepare_memory.py --megabytes=10,100,1000 --workers=2
+    python experiments/speed/prepare_memory.py --megabytes=10,100,1000 --workers=2
 
 Each corpus is the bundled novels over and over, with numbers of its own in every line,
 so that it has ever new words. Prepared by `python -m mlm_jax.prepare`, which learns the
