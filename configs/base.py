@@ -14,12 +14,13 @@ def get_config():
     c.seed = 0  # initial weights, order of rows, masks and dropout
 
     c.data = ml_collections.ConfigDict()
-    # bundled:austen, files:PATTERN, or tfds:NAME[/CONFIG][:VERSION]
+    # bundled:austen, files:PATTERN, tfds:NAME[/CONFIG][:VERSION][#FEATURE], or some of
+    # them, each with its share of the training rows: "0.7 tfds:lm1b + 0.3 files:*.txt".
     c.data.source = "bundled:austen"
     # What a document is in files: a file, a blank-line separated block, or a line.
     c.data.document = "file"  # file, blank_line, line
     c.data.on_bad_text = "stop"  # stop, skip, replace: lines that are not UTF-8 text
-    c.data.data_dir = "~/tensorflow_datasets"  # where tfds: sources were prepared
+    c.data.data_dir = "~/tensorflow_datasets"  # where tfds: sources are kept
     c.data.cache_dir = "runs/cache"  # tokenizers and packed rows, shared between runs
     # Share of the documents that is held out, chosen by hash of their content.
     c.data.validation_fraction = 0.05
@@ -34,6 +35,7 @@ def get_config():
     c.tokenizer.file = placeholder(str)
     c.tokenizer.kind = "wordpiece"  # wordpiece, bpe, unigram
     c.tokenizer.vocab_size = 30522  # BERT's
+    c.tokenizer.max_characters = 100_000_000  # learned from at most about so many
     c.tokenizer.lowercase = True
     c.tokenizer.strip_accents = (
         True  # BERT's uncased models do; not implied by lowercase
@@ -110,6 +112,7 @@ def get_config():
     c.optim.peak_learning_rate = 1e-4
     c.optim.warmup_steps = 10_000
     c.optim.schedule = "linear"  # after the warm-up: constant, linear, cosine
+    c.optim.decay_begin = 0  # the step after which it decays, if later than the warm-up
     c.optim.weight_decay = 0.01  # kernels and embeddings only
     c.optim.clip_norm = 1.0  # of the gradient of the global mean loss
     c.optim.label_smoothing = 0.0  # share of the target spread over all classes
@@ -118,7 +121,8 @@ def get_config():
     c.optim.b2 = 0.999
     c.optim.eps = 1e-6
     # A loss or gradient that is not finite never changes the state. stop: the run ends;
-    # skip: it goes on with the next batch, unless more than max_skips are so in a row.
+    # skip: it goes on with the next batch, unless more than max_skips are so in a row,
+    # or more than them and 1% of all.
     c.optim.on_nonfinite = "stop"
     c.optim.max_skips = 5
 

@@ -24,7 +24,6 @@ import time
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
@@ -144,16 +143,9 @@ def random_batch(preset, seed=0):
     }
 
 
-def matrix_product(dtype, size=1024):
-    """Returns (a call that multiplies two square matrices, its operations)."""
-    x = jnp.ones((size, size), dtype)
-    product = jax.jit(jnp.matmul).lower(x, x).compile()
-    return lambda: product(x, x), 2 * size**3
-
-
 def measure_step(bench):
     """Returns the figures of a step, measured in turn with a matrix product."""
-    product, product_flops = matrix_product(bench.config.model.dtype)
+    product, product_flops = benchmark_parts.matrix_product(bench.config.model.dtype)
     calls = {"step": bench.step} | {f"product {n}": product for n in range(5)}
     seconds = benchmark_parts.measure(calls, rounds=STEPS.value)
     step_times = seconds.pop("step")

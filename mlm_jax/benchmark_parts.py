@@ -1,6 +1,7 @@
 """The parts of a training step, and rival ways to do them, measured in turn."""
 
 import functools
+import importlib.resources
 import time
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mlm_jax import optim, program
+from mlm_jax import optim, population, program
 from mlm_jax.corruption import collocations, settings, units
 from mlm_jax.data import pipeline, rows
 from mlm_jax.loss import masked_cross_entropy
@@ -26,6 +27,13 @@ def measure(calls, rounds):
             jax.block_until_ready(call())
             seconds[name].append(time.perf_counter() - begin)
     return {name: times[1:] for name, times in seconds.items()}
+
+
+def matrix_product(dtype, size=1024):
+    """Returns (a call that multiplies two square matrices, its operations)."""
+    x = jnp.ones((size, size), dtype)
+    product = jax.jit(jnp.matmul).lower(x, x).compile()
+    return lambda: product(x, x), 2 * size**3
 
 
 def temporary_bytes(compiled):
@@ -123,11 +131,11 @@ def optimizer_call(bench):
     return lambda: update(bench.state, grads)
 
 
-def austen_batches(bench, packing="packed", document="file"):
+def austen_batches(bench, **data):
     """Returns batches of the bundled novels in the shape of the benchmark's."""
     c = bench.config.copy_and_resolve_references()
     c.tokenizer.vocab_size = min(c.tokenizer.vocab_size, 8192)
-    c.data.update(packing=packing, document=document)
+    c.data.update(data)
     store = rows.prepare(c.data, c.tokenizer, log=lambda line: None)
     return pipeline.TrainBatches(store.train, batch_size=c.data.batch_size, seed=0)
 
@@ -252,33 +260,74 @@ def corruption(bench, rounds):
 
 def packing(bench, rounds):
     """Yields what rows of several paragraphs save against one paragraph a row, filled
-    up with padding: the bundled novels' paragraphs, a step on rows of each."""
-    ways = ("single", "packed")
-    batches = {way: austen_batches(bench, way, "blank_line") for way in ways}
-    calls = {}
-    for way, source in batches.items():
+    up with padding: the paragraphs of the bundled novels, a step on rows of each.
 
-        def call(batch=source[0]):
-            bench.state, metrics = bench.compiled(bench.state, batch)
-            return metrics
+    `fill` is the share of positions that hold a token, and `times_packed` the time for
+    an epoch over that of packed rows.
+    """
+    novels = importlib.resources.files("mlm_jax.data") / "austen" / "*.txt"
+    paragraphs = {"source": f"files:{novels}", "document": "blank_line"}
+    batches = {
+        way: austen_batches(bench, packing=way, **paragraphs)
+        for way in ("single", "packed")
+    }
 
-        calls[way] = call
+    def step(batch):
+        bench.state, metrics = bench.compiled(bench.state, batch)
+        return metrics
+
+    calls = {way: functools.partial(step, batches[way][0]) for way in batches}
     seconds = {name: min(times) for name, times in measure(calls, rounds).items()}
-    num_rows = {way: source.num_rows for way, source in batches.items()}
-    for way in ways:
-        epoch = seconds[way] * num_rows[way] / bench.preset.batch_size
+    num_steps = {
+        way: found.num_rows / bench.preset.batch_size for way, found in batches.items()
+    }
+    for way, found in batches.items():
+        epoch = seconds[way] * num_steps[way]
+        times_packed = epoch / (seconds["packed"] * num_steps["packed"])
         yield {
             "rows": way,
-            "rows_in_epoch": num_rows[way],
+            "steps_in_epoch": round(num_steps[way]),
+            "fill": round(float(np.mean(found[0]["segment"] > 0)), 3),
             "step_ms": round(seconds[way] * 1e3, 2),
             "epoch_s": round(epoch, 1),
-            "times_packed": round(
-                epoch
-                / (seconds["packed"] * num_rows["packed"])
-                * bench.preset.batch_size,
-                2,
-            ),
+            "times_packed": round(times_packed, 2),
         }
 
 
-PARTS = {"loss_head": loss_heads, "corruption": corruption, "packing": packing}
+def populations(bench, rounds, num_runs=8):
+    """Yields the time of a step of eight runs, trained in turn by one program, and
+    together as one stacked state; and what it takes to compile either."""
+    step = population.make_step(bench.program.step, num_runs)
+    states = jax.tree.map(lambda x: jnp.stack([x] * num_runs), bench.state)
+    states = jax.device_put(states, step.sharding)
+    batches = {name: np.stack([x] * num_runs) for name, x in bench.batch.items()}
+    begin = time.perf_counter()
+    update = step.update.lower(states, batches).compile()
+    compile_seconds = time.perf_counter() - begin
+
+    def together():
+        nonlocal states
+        states, metrics = update(states, batches)
+        return metrics
+
+    def in_turn():
+        return [bench.step() for _ in range(num_runs)]
+
+    calls = {"in turn": in_turn, "together": together}
+    seconds = {name: min(times) for name, times in measure(calls, rounds).items()}
+    compiling = {"in turn": bench.compile_seconds, "together": compile_seconds}
+    for name, value in seconds.items():
+        yield {
+            "runs": f"{num_runs} {name}",
+            "step_ms": round(value * 1e3, 1),
+            "times_in_turn": round(seconds["in turn"] / value, 2),
+            "compile_s": round(compiling[name], 1),
+        }
+
+
+PARTS = {
+    "loss_head": loss_heads,
+    "corruption": corruption,
+    "packing": packing,
+    "population": populations,
+}

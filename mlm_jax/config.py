@@ -81,6 +81,7 @@ RULES = {
     "data.batch_ramp": RAMP,
     "tokenizer.kind": _one_of("wordpiece", "bpe", "unigram"),
     "tokenizer.vocab_size": _at_least(16),
+    "tokenizer.max_characters": _at_least(1),
     "corruption.strategy": _one_of("token", "word", "span", "ngram", "pmi"),
     "corruption.span_lengths": _one_of(*settings.LENGTHS),
     "corruption.span_p": Rule("above 0 and below 1", lambda value: 0 < value < 1),
@@ -125,6 +126,7 @@ RULES = {
     "optim.num_steps": _at_least(1),
     "optim.peak_learning_rate": POSITIVE,
     "optim.warmup_steps": _at_least(0),
+    "optim.decay_begin": _at_least(0),
     "optim.schedule": _one_of("constant", "linear", "cosine"),
     "optim.weight_decay": NON_NEGATIVE,
     "optim.clip_norm": POSITIVE,
@@ -182,11 +184,12 @@ def check(c):
                 f"{total:g}; together they may be at most 1 (the rest is kept)."
             )
     settings.check(c.corruption)
-    if c.optim.warmup_steps > c.optim.num_steps:
-        raise InputError(
-            f"config.optim.warmup_steps = {c.optim.warmup_steps}; expected at most "
-            f"config.optim.num_steps = {c.optim.num_steps}."
-        )
+    for name in ("warmup_steps", "decay_begin"):
+        if c.optim[name] > c.optim.num_steps:
+            raise InputError(
+                f"config.optim.{name} = {c.optim[name]}; expected at most "
+                f"config.optim.num_steps = {c.optim.num_steps}."
+            )
     heads = c.model.num_heads
     _check_multiple("model.width", c.model.width, "model.num_heads", heads)
     if c.model.position == "rotary":  # turns pairs of a head's units
@@ -252,12 +255,41 @@ def _check_multiple(name, value, divisor_name, divisor):
         )
 
 
+# What a compiled program does not depend on, given its number of prediction slots: the
+# numbers that a step traces, the seed, and what only the loop around it reads.
+TRACED = {
+    "seed",
+    *(
+        f"corruption.{name}"
+        for name in (
+            *("rate", "final_rate", "schedule", "schedule_begin", "schedule_end"),
+            *("row_rate", "weighting", "corruption_rate", "prediction_rate"),
+            *("min_predictions", "mask_frac", "random_frac", "replacement_unit"),
+            *("dynamic", "duplicates", "span_lengths", "span_p", "span_min"),
+            *("span_max", "ngram_max", "weight_power", "token_loss_decay"),
+        )
+    ),
+    *(
+        f"optim.{name}"
+        for name in (
+            *("num_steps", "peak_learning_rate", "warmup_steps", "decay_begin"),
+            *("weight_decay", "clip_norm", "label_smoothing", "z_loss", "b1", "b2"),
+            *("eps", "on_nonfinite", "max_skips"),
+        )
+    ),
+    *("eval.seed", "eval.every_steps", "eval.fill_mask", "log.every_steps"),
+    *(f"checkpoint.{name}" for name in ("every_steps", "keep", "keep_best")),
+    "checkpoint.keep_every",
+}
+
+
 def hparams(c):
     """The numbers that a step traces: changing one never recompiles."""
     optim = c.optim
     return settings.hparams(c.corruption) | {
         "peak_learning_rate": np.float32(optim.peak_learning_rate),
         "warmup_steps": np.float32(optim.warmup_steps),
+        "decay_begin": np.float32(optim.decay_begin),
         "num_steps": np.float32(optim.num_steps),
         "weight_decay": np.float32(optim.weight_decay),
         "clip_norm": np.float32(optim.clip_norm),

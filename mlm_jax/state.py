@@ -29,7 +29,9 @@ def init_state(key, hparams, *, model, optimizer, row_length):
     """Returns the state before the first update."""
     row = jnp.zeros((1, row_length), jnp.int32)
     init_key = keys.purpose_key(key, Purpose.INIT)
-    params = model.init(init_key, row, row, row, row[:, :1])["params"]
+    # Nothing is gained by compiling each layer's draws apart: 5 s for a BERT-base.
+    scanned = model.clone(encoder=model.encoder.clone(scan_unroll=1))
+    params = scanned.init(init_key, row, row, row, row[:, :1])["params"]
     opt_state = optimizer(hparams["peak_learning_rate"], hparams).init(params)
     hparams = jax.tree.map(jnp.asarray, hparams)
     # A model that knows nothing loses ln V on every token.

@@ -1,6 +1,7 @@
 """Small rows, models and steps that several test files share."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -156,3 +157,12 @@ def make_corrupt(vocab_size=12, **changes):
         counts_V=np.arange(vocab_size),
     )
     return policy.make_corrupt(**fields | changes)
+
+
+def largest_shape(compiled):
+    """Returns the shape of the largest array that a compiled program names."""
+    shapes = re.findall(r"\b(?:pred|bf16|[fsu]\d+)\[([\d,]+)\]", compiled.as_text())
+    return max(
+        (tuple(map(int, shape.split(","))) for shape in shapes),
+        key=lambda shape: (np.prod(shape), shape),
+    )

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from mlm_jax import benchmark, benchmark_parts, flops, huge_pages
+from tests.helpers import largest_shape
 
 PRESET = benchmark.Preset(2, 32, 2, 64, 1024, batch_size=32, row_length=64)
+LARGE_VOCABULARY = PRESET._replace(width=8, vocab_size=30_592)
 
 
 @functools.cache
@@ -22,8 +24,7 @@ def bench(rate=0.5):
 
 @functools.cache
 def heads():
-    preset = PRESET._replace(width=8, vocab_size=30_592)
-    return benchmark_parts.compile_heads(benchmark.Bench(preset, rate=0.5))
+    return benchmark_parts.compile_heads(benchmark.Bench(LARGE_VOCABULARY, rate=0.5))
 
 
 def test_the_three_heads_agree():
@@ -44,6 +45,21 @@ def test_the_fused_head_never_holds_all_logits():
     }
     assert memory["fused"] < memory["gathered"] < memory["full"]
     assert memory["full"] > 2 * memory["fused"]
+
+
+def test_a_chunk_of_logits_is_the_largest_array_of_a_step():
+    """1,024 predictions, at most 256 at a time, fewer where devices share them."""
+    step = benchmark.Bench(LARGE_VOCABULARY, rate=0.5)
+    num_rows, num_columns = largest_shape(step.compiled)
+    assert num_rows <= 256 and num_columns == 30_592
+
+
+def test_the_step_is_dispatched_fast():
+    """An effect, as a check leaves behind, would keep every call on jax's slow path:
+    milliseconds a step."""
+    b = bench()
+    traced = b.program.train_step.trace(b.state, b.batch)
+    assert not traced.jaxpr.effects
 
 
 def test_the_step_predicts_what_is_counted_and_learns():

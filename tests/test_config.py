@@ -2,8 +2,10 @@
 
 import os
 import pathlib
+import resource
 import subprocess
 import sys
+import time
 
 import ml_collections
 import pytest
@@ -196,6 +198,7 @@ def test_b73_an_optional_field_can_be_overridden(monkeypatch):
             ["--extend_to=10; expected config.optim.num_steps = 400 or more"],
         ),
         (["mlm_jax.train", "--confg=configs/tiny.py"], ["--config=FILE is missing"]),
+        (["mlm_jax.train", f"--config={'x' * 600}"], ["no such file"]),
         (["mlm_jax.fill_mask", "--workdir=nothing", "[MASK]"], ["nothing", "no run"]),
     ],
 )
@@ -205,6 +208,31 @@ def test_wrong_commands_exit_2_with_one_line(arguments, parts):
     assert result.stderr.count("\n") == 1 and result.stderr.startswith("error: ")
     for part in parts:
         assert part in result.stderr
+
+
+@pytest.mark.slow
+def test_r16_every_impossible_value_on_the_command_line(tmp_path):
+    arguments = ["--config=configs/tiny.py", f"--workdir={tmp_path / 'run'}"]
+    walls, seconds = [], []
+    for override, parts in REFUSED:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        begin = time.monotonic()
+        result = command("mlm_jax.train", *arguments, f"--config.{override}")
+        walls.append(time.monotonic() - begin)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        seconds.append(used)
+        assert result.returncode == 2, override
+        assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+        assert result.stdout == ""
+        for part in parts:
+            assert part in result.stderr
+    assert not (tmp_path / "run").exists()
+    print(
+        f"R16: {len(REFUSED)} of {len(REFUSED)} refused, at most {max(walls):.1f} s, "
+        f"{max(seconds):.1f} s of computing"
+    )
+    assert max(seconds) < 5  # other processes do not count
 
 
 def test_a_mistyped_field_on_the_command_line(tmp_path):

@@ -24,6 +24,8 @@ FORBIDDEN = {
     "step": {"flax", "orbax", "ml_collections", "mlm_jax.data", "mlm_jax.config"},
     "evaluate": {"flax", "optax", "orbax", "mlm_jax.data", "mlm_jax.config"},
     "metrics": {"jax", "flax", "optax", "orbax"},
+    "experiment": {"jax", "flax", "optax", "orbax", "absl", "mlm_jax.train"},
+    "report": {"jax", "flax", "optax", "orbax", "mlm_jax.train"},
     "tasks": {"orbax", "mlm_jax.config", "mlm_jax.checkpoint", "mlm_jax.train"},
 }
 # The one door to each library that could leak everywhere.
@@ -32,6 +34,9 @@ ONLY_IN = {
     "orbax": {"checkpoint"},
     "tensorflow_datasets": {"data"},
     "tokenizers": {"data"},
+    "apache_beam": {"data"},
+    "submitit": {"slurm"},
+    "matplotlib": {"experiment"},
 }
 MAX_LINES = 400
 

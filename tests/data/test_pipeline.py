@@ -107,14 +107,21 @@ def test_epochs_and_seeds_are_shuffled_differently():
     assert list(orders[7]) == philox.permutation(50).tolist()
 
 
-def test_b57_b60_any_batch_can_be_read_first():
-    whole = TrainBatches(FakeRows(10), batch_size=4, seed=42)
-    stream = [whole[k] for k in range(20)]
-    for k in (19, 0, 7, 2, 12):
-        fresh = TrainBatches(FakeRows(10), batch_size=4, seed=42)[k]
-        for name, array in stream[k].items():
-            np.testing.assert_array_equal(fresh[name], array)
-            np.testing.assert_array_equal(whole[k][name], array)
+@pytest.mark.parametrize("size, batch_size", [(37, 8), (10, 4), (8, 4), (5, 5)])
+def test_r03_b57_b60_b61_from_any_state_comes_the_same_tail(size, batch_size):
+    """Three epochs and more; a state is a position, at the end of an epoch, too."""
+    whole = TrainBatches(FakeRows(size), batch_size=batch_size, seed=42)
+    count = -(-3 * size // batch_size) + 1
+    stream = [whole[k] for k in range(count)]
+    for start in range(count):
+        fresh = TrainBatches(FakeRows(size), batch_size=batch_size, seed=42)
+        for k in range(start, count):
+            for name, array in fresh[k].items():
+                np.testing.assert_array_equal(array, stream[k][name])
+    for k in reversed(range(count)):  # and without a drift
+        np.testing.assert_array_equal(whole[k]["row"], stream[k]["row"])
+    epochs = [row for batch in stream for row in batch["row"]]
+    assert epochs[:size] != epochs[2 * size : 3 * size]
 
 
 @pytest.mark.parametrize("num_processes", [1, 2, 3, 6])

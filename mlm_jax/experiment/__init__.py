@@ -1,0 +1,1 @@
+"""Experiments: from a file with a question to a report. Imports no jax."""
