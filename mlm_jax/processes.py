@@ -8,8 +8,8 @@ cloud TPUs. Each process reads its slice of every batch; the first one writes. A
 the same updates, so that what one decides by a number all decide.
 
 A process that dies, hangs, is cut off or ends by an error of its own takes the others
-with it within `END_SECONDS`: JAX's coordination service ends them, non-zero. The same
-commands resume.
+with it within `END_SECONDS`: JAX's coordination service ends them, non-zero. One that
+never joins ends them after `START_SECONDS`. The same commands resume.
 """
 
 import math

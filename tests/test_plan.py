@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -175,6 +176,14 @@ def test_an_unknown_topology_is_refused_with_what_is_known(name):
     with pytest.raises(InputError, match="v5e:4x4.*v4:|v4:.*v5e:4x4") as caught:
         topology.load(name)
     assert "\n" not in str(caught.value)
+
+
+@needs_libtpu
+def test_a_device_is_a_chip():
+    for chip, shapes in ((name, chip.shapes) for name, chip in topology.CHIPS.items()):
+        for shape in shapes:
+            machine = topology.load(f"{chip}:{shape}")
+            assert len(machine.devices) == math.prod(map(int, shape.split("x")))
 
 
 def test_a_tpu_without_libtpu_is_planned_for_as_many_cpu_devices(monkeypatch):

@@ -148,7 +148,8 @@ def test_r29_twenty_random_kills_and_the_run_ends_as_if_there_were_none(
         saved = newest_step(workdir)
         pair = start_pair(workdir, shared, **more)
         with ended(pair):
-            if kill % 4 == 0:  # at any moment of the start
+            if kill % 4 == 0:  # at any moment between joining and the first step
+                wait_for_new(workdir / ".lock", pair)
                 time.sleep(rng.uniform(0, 8))
             else:
                 wait_for_step(workdir, saved + rng.randrange(1, 60), pair)
@@ -169,15 +170,17 @@ def newest_step(workdir):
     return next(iter(checkpoint.steps(workdir / "checkpoints")), 0)
 
 
+def wait_for_new(path, pair):
+    """Until this start has written it."""
+    begin = time.time()
+    runs.wait_for(lambda: path.exists() and path.stat().st_mtime > begin, pair[0])
+
+
 def wait_for_step(workdir, step, pair):
     """Of this start, which first cuts the ledger to what is saved."""
-    ledger, begin = workdir / "ledger.jsonl", time.time()
-
-    def has_come():
-        is_new = ledger.exists() and ledger.stat().st_mtime > begin
-        return is_new and count_lines(ledger) >= step
-
-    runs.wait_for(has_come, pair[0])
+    ledger = workdir / "ledger.jsonl"
+    wait_for_new(ledger, pair)
+    runs.wait_for(lambda: count_lines(ledger) >= step, pair[0])
 
 
 @SLOW

@@ -103,8 +103,10 @@ def _tpu_devices(name: str) -> list:
         "TPU_MIN_LOG_LEVEL": "3",
     }
     jax.config.update("jax_platforms", "cpu")
+    # A v4's two cores are one device only where that is asked for.
+    settings = {"chip_config_name": "megacore"} if name.startswith("v4:") else {}
     with _quiet():
-        return topologies.get_topology_desc(name, platform="tpu").devices
+        return topologies.get_topology_desc(name, platform="tpu", **settings).devices
 
 
 @contextlib.contextmanager
