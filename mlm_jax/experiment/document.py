@@ -60,10 +60,23 @@ def _differences(facts):
     rows = [[arm, *(_value(by_arm[arm]) for by_arm in fields.values())] for arm in arms]
     blocks: list[Block] = [Table(["arm", *fields], rows, is_wordy=True)]
     if base := facts["experiment"]["base"]:
-        text = ", ".join(f"{name} = {_value(value)}" for name, value in base.items())
         config = facts["experiment"]["config"]
-        blocks.append(Text(f"All arms change {config} by: {text}.", "note"))
+        text = f"All arms change {config} by: {_settings(base)}."
+        blocks.append(Text(text, "note"))
+    if trunk := facts["experiment"].get("trunk"):
+        text = _settings(trunk)
+        blocks.append(
+            Text(f"All arms go on from the end of a run with {text}.", "note")
+        )
+    if rungs := facts["experiment"].get("rungs"):
+        share = facts["experiment"]["keep"]
+        text = f"At steps {_value(rungs)} the best {share:.0%} of the arms went on."
+        blocks.append(Text(text, "note"))
     return blocks
+
+
+def _settings(settings):
+    return ", ".join(f"{name} = {_value(value)}" for name, value in settings.items())
 
 
 def _value(value):
