@@ -146,6 +146,9 @@ def _confidence(rows):
     }
     texts = [f"{share:.1%} with {n} seeds" for n, share in sorted(found)]
     have = f"Intervals have a confidence of {', '.join(texts)}. " if texts else ""
+    needed = statistics.seeds_needed()
+    if any(n < needed for n, _ in found):
+        have += f"Those of fewer than {needed} seeds are the seeds' range. "
     return (
         f"{have}Detectable: the difference that a single test at "
         f"p ≤ {statistics.ALPHA:g} finds four times in five with these seeds."

@@ -216,6 +216,7 @@ def test_interval_of_the_optimum_holds_it(num_seeds):
     [
         (RATES, 0.95, "least at 0.8, where they end"),
         (RATES, 0.01, "least at 0.05, where they end"),
+        (RATES[:4], 0.35, "least at 0.2, where they end"),
         (RATES[:3], 0.1, "needs 4 rates or more; there are 3"),
     ],
 )
