@@ -150,6 +150,16 @@ def test_comparison_tables_match_the_json(swept, facts, page, form):
             assert_is(detectable, row["detectable"])
 
 
+def test_each_p_stands_in_its_own_column():
+    found = {"mean": 1.0, "low": None, "high": None}
+    row = {"arm": "a", "n": 3, "mean": found, "difference": None, "verdict": ""}
+    row |= {"p": 0.01, "holm_p": 0.02, "joint_p": 0.03, "detectable": 0.04}
+    table = document.comparison_table([row])
+    shown = dict(zip(table.header, table.rows[0], strict=True))
+    assert (shown["p"], shown["Holm p"], shown["joint p"]) == ("0.01", "0.02", "0.03")
+    assert shown["detectable"] == "0.0400"
+
+
 def test_the_other_tables_match_the_json(facts, page):
     (matrix,) = tables(page, "matrix")
     for cells, arm, means in zip(
