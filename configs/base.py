@@ -14,24 +14,28 @@ def get_config():
     c.seed = 0  # initial weights, order of rows, masks and dropout
 
     c.data = ml_collections.ConfigDict()
-    # bundled:austen, files:PATTERN, or tfds:NAME[/CONFIG][:VERSION]
+    # bundled:austen, files:PATTERN, tfds:NAME[/CONFIG][:VERSION][#FEATURE], or some of
+    # them, each with its share of the training rows: "0.7 tfds:lm1b + 0.3 files:*.txt".
     c.data.source = "bundled:austen"
     # What a document is in files: a file, a blank-line separated block, or a line.
     c.data.document = "file"  # file, blank_line, line
     c.data.on_bad_text = "stop"  # stop, skip, replace: lines that are not UTF-8 text
-    c.data.data_dir = "~/tensorflow_datasets"  # where tfds: sources were prepared
+    c.data.data_dir = "~/tensorflow_datasets"  # where tfds: sources are kept
     c.data.cache_dir = "runs/cache"  # tokenizers and packed rows, shared between runs
     # Share of the documents that is held out, chosen by hash of their content.
     c.data.validation_fraction = 0.05
     c.data.row_length = 128  # L, tokens in a row, [CLS] and [SEP] included
     c.data.packing = "packed"  # packed, full (RoBERTa's FULL-SENTENCES), single
     c.data.batch_size = 256  # rows in a step, over all devices and micro-batches
+    # Smaller batches first: (steps, rows), …, such as ((1000, 64), (1000, 128)).
+    c.data.batch_ramp = ()
 
     c.tokenizer = ml_collections.ConfigDict()
     # A vocab.txt or tokenizer.json to use instead of training one.
     c.tokenizer.file = placeholder(str)
     c.tokenizer.kind = "wordpiece"  # wordpiece, bpe, unigram
     c.tokenizer.vocab_size = 30522  # BERT's
+    c.tokenizer.max_characters = 100_000_000  # learned from at most about so many
     c.tokenizer.lowercase = True
     c.tokenizer.strip_accents = (
         True  # BERT's uncased models do; not implied by lowercase
@@ -95,7 +99,11 @@ def get_config():
     c.model.dropout = 0.1  # of the embeddings and of what each sublayer adds
     c.model.attention_dropout = 0.1  # of the attention weights
     # Layers in a turn of the scan over layers: more run faster and compile slower.
-    c.model.scan_unroll = placeholder(int)  # None: all of up to 12 layers, else 1
+    # None: all of up to 12 layers, else 1; 1 on a TPU.
+    c.model.scan_unroll = placeholder(int)
+    # What the backward pass makes anew, for less memory: none, dots (all but products
+    # with weights), full.
+    c.model.remat = "none"
     c.model.dtype = "float32"  # of the computation; parameters are always float32
 
     c.optim = ml_collections.ConfigDict()
@@ -104,6 +112,7 @@ def get_config():
     c.optim.peak_learning_rate = 1e-4
     c.optim.warmup_steps = 10_000
     c.optim.schedule = "linear"  # after the warm-up: constant, linear, cosine
+    c.optim.decay_begin = 0  # the step after which it decays, if later than the warm-up
     c.optim.weight_decay = 0.01  # kernels and embeddings only
     c.optim.clip_norm = 1.0  # of the gradient of the global mean loss
     c.optim.label_smoothing = 0.0  # share of the target spread over all classes
@@ -112,14 +121,19 @@ def get_config():
     c.optim.b2 = 0.999
     c.optim.eps = 1e-6
     # A loss or gradient that is not finite never changes the state. stop: the run ends;
-    # skip: it goes on with the next batch, unless more than max_skips are so in a row.
+    # skip: it goes on with the next batch, unless more than max_skips are so in a row,
+    # or more than them and 1% of all.
     c.optim.on_nonfinite = "stop"
     c.optim.max_skips = 5
 
     c.parallel = ml_collections.ConfigDict()
     c.parallel.mode = "pmap"  # pmap, shard_map, jit
     c.parallel.mesh = ml_collections.ConfigDict()
-    c.parallel.mesh.data = -1  # devices; -1 is all of them
+    # Devices: rows are spread over data x fsdp, parameters and moments kept in parts
+    # over fsdp x tensor, products shared out over tensor. -1 is all the others.
+    c.parallel.mesh.data = -1
+    c.parallel.mesh.fsdp = 1  # above 1 with jit only, as tensor
+    c.parallel.mesh.tensor = 1
     c.parallel.microbatches = 1  # gradients are summed over this many parts of a batch
 
     # The exam is the same for every run: masks depend on the row and on these lines.

@@ -3,10 +3,10 @@
     python -m mlm_jax.train --config=configs/bert_base.py --workdir=runs/bert_base
 
 110 million parameters, about the 130 billion tokens of BERT's own run. Not run here:
-it needs accelerators for days, and Wikipedia prepared by tensorflow-datasets in
-ArrayRecord format under `data.data_dir`. Expected by the literature: held-out
-masked-LM perplexity near 4 at 15% (Devlin et al. 2019, table 6, reports 3.99 for 12
-layers of width 768).
+it needs accelerators for days, and Wikipedia, which tensorflow-datasets downloads and
+makes under Apache Beam, or which was prepared under `data.data_dir`. Expected by the
+literature: held-out masked-LM perplexity near 4 at 15% (Devlin et al. 2019, table 6,
+reports 3.99 for 12 layers of width 768).
 """
 
 from configs import base, presets

@@ -5,6 +5,11 @@ python -m mlm_jax.COMMAND [flags]     (--help explains each)
 
 train      trains a masked language model, or resumes it
   python -m mlm_jax.train --config=configs/tiny.py --workdir=runs/tiny
+prepare    prepares data beforehand, in processes or under Apache Beam
+  python -m mlm_jax.prepare --config=configs/bert_base.py --workers=32
+launch     submits training to SLURM
+  python -m mlm_jax.launch --slurm --slurm_nodes=4 --config=configs/bert_base.py \\
+      --workdir=runs/bert_base --config.parallel.mode=shard_map
 fill_mask  fills the [MASK]s of a sentence with a trained model
   python -m mlm_jax.fill_mask --workdir=runs/tiny "The [MASK] was dark."
 show_masks shows what a corruption policy hides, as text or as a page
@@ -15,8 +20,12 @@ diff_ledgers  finds the first step at which two runs hid different tokens
   python -m mlm_jax.diff_ledgers runs/a runs/b
 check      verifies a run's checkpoints, rows and logs
   python -m mlm_jax.check --workdir=runs/tiny
+plan       tells what a step needs on a machine that is not there
+  python -m mlm_jax.plan --config=configs/bert_base.py --topology=v5e:4x4
+sweep      runs an experiment: every arm with every seed
+  python -m mlm_jax.sweep experiments/mask_rate.py:small --workdir=runs/mask_rate
 report     writes the report of an experiment: a page, Markdown, JSON, pictures
-  python -m mlm_jax.report experiments/mask_rate.py --workdir=runs/mask_rate
+  python -m mlm_jax.report experiments/mask_rate.py:small --workdir=runs/mask_rate
 benchmark  measures a training step, and its parts
   python -m mlm_jax.benchmark --preset=mini --breakdown"""
 

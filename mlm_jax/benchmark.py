@@ -24,13 +24,12 @@ import time
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
 from configs import base
 from mlm_jax import benchmark_parts, command, config, huge_pages, parallel, program
-from mlm_jax.data.tokenizer import SpecialIds
+from mlm_jax.data.tokenizer import Vocabulary
 from mlm_jax.flops import step_flops
 
 
@@ -63,16 +62,6 @@ BREAKDOWN = flags.DEFINE_bool("breakdown", False, "Measure the parts of the step
 PART = flags.DEFINE_enum(
     "part", None, benchmark_parts.PARTS, "Measure this against its rivals."
 )
-
-
-class Vocabulary:
-    """As much of a tokenizer as a program needs."""
-
-    special = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
-
-    def __init__(self, vocab_size):
-        self.vocab_size = vocab_size
-        self.is_special = np.arange(vocab_size) < len(self.special)
 
 
 class Bench:
@@ -154,16 +143,9 @@ def random_batch(preset, seed=0):
     }
 
 
-def matrix_product(dtype, size=1024):
-    """Returns (a call that multiplies two square matrices, its operations)."""
-    x = jnp.ones((size, size), dtype)
-    product = jax.jit(jnp.matmul).lower(x, x).compile()
-    return lambda: product(x, x), 2 * size**3
-
-
 def measure_step(bench):
     """Returns the figures of a step, measured in turn with a matrix product."""
-    product, product_flops = matrix_product(bench.config.model.dtype)
+    product, product_flops = benchmark_parts.matrix_product(bench.config.model.dtype)
     calls = {"step": bench.step} | {f"product {n}": product for n in range(5)}
     seconds = benchmark_parts.measure(calls, rounds=STEPS.value)
     step_times = seconds.pop("step")

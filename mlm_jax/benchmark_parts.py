@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mlm_jax import optim, program
+from mlm_jax import optim, population, program
 from mlm_jax.corruption import collocations, settings, units
 from mlm_jax.data import pipeline, rows
 from mlm_jax.loss import masked_cross_entropy
@@ -27,6 +27,13 @@ def measure(calls, rounds):
             jax.block_until_ready(call())
             seconds[name].append(time.perf_counter() - begin)
     return {name: times[1:] for name, times in seconds.items()}
+
+
+def matrix_product(dtype, size=1024):
+    """Returns (a call that multiplies two square matrices, its operations)."""
+    x = jnp.ones((size, size), dtype)
+    product = jax.jit(jnp.matmul).lower(x, x).compile()
+    return lambda: product(x, x), 2 * size**3
 
 
 def temporary_bytes(compiled):
@@ -287,4 +294,40 @@ def packing(bench, rounds):
         }
 
 
-PARTS = {"loss_head": loss_heads, "corruption": corruption, "packing": packing}
+def populations(bench, rounds, num_runs=8):
+    """Yields the time of a step of eight runs, trained in turn by one program, and
+    together as one stacked state; and what it takes to compile either."""
+    step = population.make_step(bench.program.step, num_runs)
+    states = jax.tree.map(lambda x: jnp.stack([x] * num_runs), bench.state)
+    states = jax.device_put(states, step.sharding)
+    batches = {name: np.stack([x] * num_runs) for name, x in bench.batch.items()}
+    begin = time.perf_counter()
+    update = step.update.lower(states, batches).compile()
+    compile_seconds = time.perf_counter() - begin
+
+    def together():
+        nonlocal states
+        states, metrics = update(states, batches)
+        return metrics
+
+    def in_turn():
+        return [bench.step() for _ in range(num_runs)]
+
+    calls = {"in turn": in_turn, "together": together}
+    seconds = {name: min(times) for name, times in measure(calls, rounds).items()}
+    compiling = {"in turn": bench.compile_seconds, "together": compile_seconds}
+    for name, value in seconds.items():
+        yield {
+            "runs": f"{num_runs} {name}",
+            "step_ms": round(value * 1e3, 1),
+            "times_in_turn": round(seconds["in turn"] / value, 2),
+            "compile_s": round(compiling[name], 1),
+        }
+
+
+PARTS = {
+    "loss_head": loss_heads,
+    "corruption": corruption,
+    "packing": packing,
+    "population": populations,
+}

@@ -28,7 +28,8 @@ def checkpoints(directory):
         try:
             checkpoint.load(path)
         except (DamageError, CheckpointError) as error:
-            yield step, None, f"damaged: {error}"
+            if path.exists():  # else a run that goes on has removed it meanwhile
+                yield step, None, f"damaged: {error}"
         else:
             facts = manifest.read(path)
             yield step, facts, f"whole: {len(facts['files'])} files"

@@ -9,7 +9,6 @@ what any other has saved.
 
 import hashlib
 import math
-import os
 import pathlib
 import re
 import shutil
@@ -22,11 +21,16 @@ import orbax.checkpoint as ocp
 
 from mlm_jax import manifest
 from mlm_jax.errors import CheckpointError, DamageError, InputError, NonFiniteError
+from mlm_jax.files import sync_folder
 
 # What `check` prints a digest of, and two runs are compared by.
 COMPARED = ("params", "opt_state", "step")
 # Beyond the bytes of the arrays: metadata, and what compression may add.
 MARGIN = 1 << 20
+# A small file that claims to be a large state would fill the memory with zeros. A fresh
+# state has three times the bytes of its files: Adam's two thirds of it are zeros.
+MAX_EXPANSION = 8
+SMALL = 50 << 20
 
 
 class Checkpoints:
@@ -37,7 +41,7 @@ class Checkpoints:
     lowest held-out loss among those that were evaluated.
 
     A state is copied to the host at once and written by a thread meanwhile. An error
-    there is raised by the next `save` or `wait`, or at the end.
+    there is raised by the next call, or at the end.
     """
 
     def __init__(self, workdir, *, keep, keep_best=False, keep_every=0):
@@ -46,7 +50,8 @@ class Checkpoints:
         self._damaged: set[int] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future | None = None
-        self._clean()
+        if jax.process_index() == 0:
+            self._clean()
 
     def __enter__(self):
         return self
@@ -76,11 +81,18 @@ class Checkpoints:
 
         Raises InputError, with the bytes needed and free, if there is no room or the
         directory cannot be written, and NonFiniteError instead of saving such a state.
-        Older checkpoints stay.
+        Older checkpoints stay. Of several processes the first one writes.
         """
         self.wait()
+        if jax.process_index() > 0:
+            return
         state = jax.tree.map(_on_host, state)
         self._pending = self._thread.submit(self._write, step, state, eval_loss)
+
+    def check(self):
+        """Raises what the last save failed with, if it has; returns at once."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
 
     def wait(self):
         """Returns when the last save is on the disk; raises what it failed with."""
@@ -106,7 +118,7 @@ class Checkpoints:
             if final.exists():
                 final.rename(removing)
             saving.rename(final)
-            _sync(self._folder)
+            sync_folder(self._folder)
             _remove(removing)
             self._damaged.discard(step)
             self._prune(step)
@@ -194,11 +206,14 @@ def load(path, abstract_state=None):
     if abstract_state is not None:
         _check_arrays(path, facts.get("arrays", {}), _arrays(abstract))
     try:
+        _check_expansion(path, facts["files"])
         state = _checkpointer().restore(
             path / "state", args=ocp.args.StandardRestore(abstract)
         )
         found = state if abstract_state is None else vars(state)
         found_digest = digest({name: found[name] for name in COMPARED})
+    except DamageError:
+        raise
     except Exception as error:  # Orbax and TensorStore raise nearly anything
         raise CheckpointError(
             f"{path} is as it was saved, and still cannot be restored: "
@@ -222,8 +237,8 @@ def digest(state):
 
 
 def _newest_whole(folder, abstract_state):
-    reasons = []
-    for step in steps(folder):
+    found, reasons = steps(folder), []
+    for step in found:
         try:
             state = load(folder / str(step), abstract_state)
         except DamageError as error:
@@ -232,6 +247,8 @@ def _newest_whole(folder, abstract_state):
         for reason in reasons:
             _warn(f"checkpoint is damaged and not used, {reason}")
         return step, state
+    if steps(folder) != found:  # a run that goes on has replaced them meanwhile
+        return _newest_whole(folder, abstract_state)
     raise CheckpointError(
         f"no checkpoint in {folder} can be used; {'; '.join(reasons)}. Nothing was "
         "changed; a new --workdir starts afresh."
@@ -251,7 +268,15 @@ def _removing(path):
 
 
 def _checkpointer():
-    return ocp.Checkpointer(ocp.StandardCheckpointHandler())
+    """For this process alone: it shall not wait for others, which do not write."""
+    here = jax.process_index()
+    options = ocp.options.MultiprocessingOptions(
+        primary_host=here, active_processes={here}, barrier_sync_key_prefix=str(here)
+    )
+    return ocp.Checkpointer(
+        ocp.StandardCheckpointHandler(multiprocessing_options=options),
+        multiprocessing_options=options,
+    )
 
 
 def _is_key(leaf):
@@ -265,15 +290,18 @@ def _on_host(leaf):
 
 
 def _abstract_on_host(leaf):
-    """Keys are saved as their data."""
-    if not _is_key(leaf):
-        return leaf
-    data = jax.eval_shape(jax.random.key_data, leaf)
-    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=leaf.sharding)
+    """What Orbax restores as an array on the host. Keys are saved as their data."""
+    if _is_key(leaf):
+        leaf = jax.eval_shape(jax.random.key_data, leaf)
+    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
 
 
-def _like(abstract_leaf, leaf):
-    return jax.random.wrap_key_data(leaf) if _is_key(abstract_leaf) else leaf
+def _like(abstract_leaf, array):
+    """Puts an array where the state has it; of several processes each puts its part."""
+    placed = jax.make_array_from_callback(
+        array.shape, abstract_leaf.sharding, array.__getitem__
+    )
+    return jax.random.wrap_key_data(placed) if _is_key(abstract_leaf) else placed
 
 
 def _named(state):
@@ -298,6 +326,17 @@ def _check_arrays(path, saved, wanted):
             f"{path} is as it was saved, but holds the state of another program: "
             f"{different[0]}; {len(different)} arrays differ."
         )
+
+
+def _check_expansion(path, files):
+    tree = _checkpointer().metadata(path / "state").item_metadata.tree
+    claimed = sum(
+        math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+    size = sum(listed["size"] for listed in files.values())
+    if claimed > MAX_EXPANSION * size + SMALL:
+        raise DamageError(f"arrays of {claimed:,} bytes in files of {size:,}")
 
 
 def _check_finite(step, state):
@@ -326,15 +365,6 @@ def _remove(path):
         path.unlink()
     else:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync(folder):
-    """Puts names on the disk, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _advice(folder):

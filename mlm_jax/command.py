@@ -1,6 +1,7 @@
 """What every command shares: flags, errors for people, exit codes."""
 
 import difflib
+import os
 import pathlib
 import re
 import sys
@@ -109,10 +110,19 @@ def check_field(field, fields, prefix="config."):
 def _load_fields(argv):
     """Returns the fields of the config file alone, without the overrides."""
     argument = next((a for a in reversed(argv[1:]) if CONFIG.fullmatch(a)), "")
+    return flatten(_load(argument))
+
+
+def load_config(spec):
+    """Returns the config of `FILE[:ARG]`. Raises InputError if it cannot be had."""
+    return _load(f"--config={spec}")
+
+
+def _load(argument):
     path = pathlib.Path(argument.partition("=")[2].partition(":")[0])
     if not path.name:
         raise InputError("--config=FILE is missing, such as --config=configs/tiny.py.")
-    if not path.is_file():
+    if not os.path.isfile(path):
         near = difflib.get_close_matches(path.name, _names_in(path.parent), 1)
         hint = f"; did you mean {path.parent / near[0]}?" if near else "."
         raise InputError(f"--config={path}: no such file{hint}")
@@ -122,7 +132,7 @@ def _load_fields(argv):
     )
     try:
         values(["", argument])
-        return flatten(values["config"].value)
+        return values["config"].value
     except Exception as error:  # the file is Python, so anything can be wrong with it
         cause = error.__cause__ or error
         reason = str(cause).strip().split("\n")[-1]  # the loader puts its own before
@@ -130,7 +140,7 @@ def _load_fields(argv):
 
 
 def _names_in(folder):
-    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return [path.name for path in folder.iterdir()] if os.path.isdir(folder) else []
 
 
 def _nearest(field, fields, prefix):

@@ -24,7 +24,8 @@ class Rule(NamedTuple):
 
 
 def _one_of(*names):
-    return Rule(f"one of {', '.join(names)}", lambda value: value in names, names)
+    words = tuple(map(str, names))
+    return Rule(f"one of {', '.join(words)}", lambda value: value in names, words)
 
 
 def _at_least(low):
@@ -62,6 +63,11 @@ SENTENCES = Rule(
     lambda sentences: all("[MASK]" in sentence for sentence in sentences),
 )
 
+RAMP = Rule(
+    "() or pairs of (steps, rows) of 1 or more, such as ((1000, 64), (1000, 128))",
+    lambda ramp: all(steps >= 1 and rows >= 1 for steps, rows in ramp),
+)
+
 RULES = {
     "seed": SEED,
     "data.document": _one_of("file", "blank_line", "line"),
@@ -72,8 +78,10 @@ RULES = {
     "data.row_length": Rule("from 8 to 65535", lambda value: 8 <= value < 2**16),
     "data.packing": _one_of("packed", "full", "single"),
     "data.batch_size": _at_least(1),
+    "data.batch_ramp": RAMP,
     "tokenizer.kind": _one_of("wordpiece", "bpe", "unigram"),
     "tokenizer.vocab_size": _at_least(16),
+    "tokenizer.max_characters": _at_least(1),
     "corruption.strategy": _one_of("token", "word", "span", "ngram", "pmi"),
     "corruption.span_lengths": _one_of(*settings.LENGTHS),
     "corruption.span_p": Rule("above 0 and below 1", lambda value: 0 < value < 1),
@@ -112,11 +120,13 @@ RULES = {
     "model.scan_unroll": Rule(
         "None, or an integer of 1 or more", lambda value: value is None or value >= 1
     ),
+    "model.remat": _one_of("none", "dots", "full"),
     "model.dtype": _one_of("float32", "bfloat16"),
     "optim.name": _one_of("adamw", "sgd"),
     "optim.num_steps": _at_least(1),
     "optim.peak_learning_rate": POSITIVE,
     "optim.warmup_steps": _at_least(0),
+    "optim.decay_begin": _at_least(0),
     "optim.schedule": _one_of("constant", "linear", "cosine"),
     "optim.weight_decay": NON_NEGATIVE,
     "optim.clip_norm": POSITIVE,
@@ -131,6 +141,9 @@ RULES = {
     "parallel.mesh.data": Rule(
         "a number of devices, or -1 for all", lambda value: value == -1 or value >= 1
     ),
+    "parallel.mesh.fsdp": _at_least(1),
+    # The vocabulary is padded to a multiple of 128, and divided.
+    "parallel.mesh.tensor": _one_of(1, 2, 4, 8, 16, 32, 64, 128),
     "parallel.microbatches": _at_least(1),
     "eval.rates": RATES,
     "eval.mask_frac": FRACTION,
@@ -171,36 +184,60 @@ def check(c):
                 f"{total:g}; together they may be at most 1 (the rest is kept)."
             )
     settings.check(c.corruption)
-    if c.optim.warmup_steps > c.optim.num_steps:
-        raise InputError(
-            f"config.optim.warmup_steps = {c.optim.warmup_steps}; expected at most "
-            f"config.optim.num_steps = {c.optim.num_steps}."
-        )
+    for name in ("warmup_steps", "decay_begin"):
+        if c.optim[name] > c.optim.num_steps:
+            raise InputError(
+                f"config.optim.{name} = {c.optim[name]}; expected at most "
+                f"config.optim.num_steps = {c.optim.num_steps}."
+            )
     heads = c.model.num_heads
     _check_multiple("model.width", c.model.width, "model.num_heads", heads)
     if c.model.position == "rotary":  # turns pairs of a head's units
         _check_multiple("model.width", c.model.width, "2 x model.num_heads", 2 * heads)
+    _check_mesh(c)
+
+
+def _check_mesh(c):
+    for axis in ("fsdp", "tensor"):
+        size = c.parallel.mesh[axis]
+        if size > 1 and c.parallel.mode != "jit":
+            raise InputError(
+                f"config.parallel.mesh.{axis} = {size} needs config.parallel.mode = "
+                f"jit; {c.parallel.mode} has every parameter on every device."
+            )
+        for name in {"fsdp": ("width",), "tensor": ("num_heads", "mlp_width")}[axis]:
+            _check_multiple(
+                f"model.{name}", c.model[name], f"parallel.mesh.{axis}", size
+            )
 
 
 def check_devices(c, num_devices):
-    """Returns the devices of the mesh; raises InputError where rows do not divide."""
-    wanted = num_devices if c.parallel.mesh.data == -1 else c.parallel.mesh.data
-    if wanted > num_devices:
+    """Returns the mesh, {axis: devices}; raises InputError where it does not fit into
+    `num_devices`, or rows do not divide."""
+    mesh = c.parallel.mesh.to_dict()
+    per_row = mesh["fsdp"] * mesh["tensor"]
+    if mesh["data"] == -1 and num_devices % per_row == 0:
+        mesh["data"] = num_devices // per_row
+    wanted = mesh["data"] * per_row
+    if not 0 < wanted <= num_devices:
+        sizes = " x ".join(f"{axis}={size}" for axis, size in mesh.items())
         raise InputError(
-            f"config.parallel.mesh.data = {wanted}; this process has {num_devices} "
+            f"config.parallel.mesh is {sizes}; this process has {num_devices} "
             "device(s)."
         )
-    parts = wanted * c.parallel.microbatches
+    parts = mesh["data"] * mesh["fsdp"] * c.parallel.microbatches
     _check_multiple(
         "data.batch_size", c.data.batch_size, "devices x microbatches", parts
     )
-    return wanted
+    for _, rows in c.data.batch_ramp:
+        _check_multiple("data.batch_ramp", rows, "devices x microbatches", parts)
+    return mesh
 
 
 def _check_rule(name, value, rule):
     try:
         holds = rule.holds(value)
-    except TypeError:
+    except (TypeError, ValueError):
         holds = False
     if not holds:
         near = difflib.get_close_matches(str(value), rule.names, 1)
@@ -218,12 +255,41 @@ def _check_multiple(name, value, divisor_name, divisor):
         )
 
 
+# What a compiled program does not depend on, given its number of prediction slots: the
+# numbers that a step traces, the seed, and what only the loop around it reads.
+TRACED = {
+    "seed",
+    *(
+        f"corruption.{name}"
+        for name in (
+            *("rate", "final_rate", "schedule", "schedule_begin", "schedule_end"),
+            *("row_rate", "weighting", "corruption_rate", "prediction_rate"),
+            *("min_predictions", "mask_frac", "random_frac", "replacement_unit"),
+            *("dynamic", "duplicates", "span_lengths", "span_p", "span_min"),
+            *("span_max", "ngram_max", "weight_power", "token_loss_decay"),
+        )
+    ),
+    *(
+        f"optim.{name}"
+        for name in (
+            *("num_steps", "peak_learning_rate", "warmup_steps", "decay_begin"),
+            *("weight_decay", "clip_norm", "label_smoothing", "z_loss", "b1", "b2"),
+            *("eps", "on_nonfinite", "max_skips"),
+        )
+    ),
+    *("eval.seed", "eval.every_steps", "eval.fill_mask", "log.every_steps"),
+    *(f"checkpoint.{name}" for name in ("every_steps", "keep", "keep_best")),
+    "checkpoint.keep_every",
+}
+
+
 def hparams(c):
     """The numbers that a step traces: changing one never recompiles."""
     optim = c.optim
     return settings.hparams(c.corruption) | {
         "peak_learning_rate": np.float32(optim.peak_learning_rate),
         "warmup_steps": np.float32(optim.warmup_steps),
+        "decay_begin": np.float32(optim.decay_begin),
         "num_steps": np.float32(optim.num_steps),
         "weight_decay": np.float32(optim.weight_decay),
         "clip_norm": np.float32(optim.clip_norm),

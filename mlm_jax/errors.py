@@ -2,9 +2,15 @@
 
 
 class MlmError(Exception):
-    """Base class: `command.run` prints the message and exits with `exit_code`."""
+    """Base class: `command.run` prints the message and exits with `exit_code`.
+
+    The message is one line, whatever the names that it quotes.
+    """
 
     exit_code = 1
+
+    def __init__(self, message):
+        super().__init__(" ".join(message.splitlines()))
 
 
 class InputError(MlmError, ValueError):

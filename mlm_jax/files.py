@@ -16,14 +16,30 @@ def name_of(settings: Mapping) -> str:
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-    """Writes beside `path` and renames, so that a kill leaves no half of a file."""
+    """Writes beside `path` and renames, so that a kill leaves no half of a file.
+
+    One process at a time: what a killed one left beside it, the next one overwrites.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # it would keep a full disk full
+        raise
+
+
+def sync_folder(folder: pathlib.Path) -> None:
+    """Puts the names in a directory on the disk: a file's own sync need not."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

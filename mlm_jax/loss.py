@@ -208,11 +208,13 @@ class Output(NamedTuple):
 
 def _output(slots, table_VxD, bias_V, num_classes):
     table_VxD = table_VxD.astype(slots[0].dtype)
+    is_class_V = _is_class(bias_V, num_classes)
+    # Not of a slice: where V is in parts, it would move rows between devices.
     return Output(
         table_VxD,
-        jnp.where(_is_class(bias_V, num_classes), bias_V, -jnp.inf),
-        table_VxD[:num_classes].astype(jnp.float32).mean(0),
-        bias_V[:num_classes].mean(),
+        jnp.where(is_class_V, bias_V, -jnp.inf),
+        table_VxD.mean(0, jnp.float32, where=is_class_V[:, None]),
+        bias_V.mean(where=is_class_V),
     )
 
 

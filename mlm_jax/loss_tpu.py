@@ -62,6 +62,7 @@ def score(hidden_CxD, targets_C, table_VxD, bias_V):
             pl.BlockSpec((1, columns), lambda c, v: (0, v)),
         ],
         out_specs=[per_slot] * 4,
+        cost_estimate=_cost(hidden_CxD, table_VxD, products=1),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_BYTES
         ),
@@ -171,6 +172,7 @@ def accumulate(
             per_column,
         ],
         input_output_aliases={7: 1, 8: 2},
+        cost_estimate=_cost(hidden_CxD, table_VxD, products=3),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary", "arbitrary"), vmem_limit_bytes=VMEM_BYTES
         ),
@@ -247,6 +249,16 @@ def _varying(*operands):
         return lax.pcast(x, missing, to="varying") if missing else x
 
     return [cast(*pair) for pair in zip(operands, types, strict=True)]
+
+
+def _cost(hidden_CxD, table_VxD, *, products):
+    """What XLA cannot see inside a kernel: products of [C, D] and [V, D]."""
+    num_logits = len(hidden_CxD) * len(table_VxD)
+    return pl.CostEstimate(
+        flops=2 * products * num_logits * hidden_CxD.shape[1],
+        transcendentals=num_logits,
+        bytes_accessed=table_VxD.nbytes * products,
+    )
 
 
 def _out(shape, dtype, operands):

@@ -9,7 +9,7 @@ import os
 import pathlib
 
 from mlm_jax.errors import DamageError
-from mlm_jax.files import write_text
+from mlm_jax.files import sync_folder, write_text
 
 NAME = "manifest.json"
 
@@ -17,10 +17,12 @@ NAME = "manifest.json"
 def write(folder, facts):
     """Lists the files of `folder`, next to `facts`, a dict of what else to remember.
 
-    The list is there once every file that it names is on the disk.
+    The list is there once every file that it names is on the disk, and it is there
+    itself on return.
     """
     files = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    paths = sorted(folder.rglob("*"))
+    for path in (path for path in paths if path.is_file()):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -28,7 +30,10 @@ def write(folder, facts):
         files[name] = {"size": path.stat().st_size, "sha256": sha256}
     facts = facts | {"files": files}
     facts["sha256"] = _own_digest(facts)
+    for path in (path for path in paths if path.is_dir()):
+        sync_folder(path)
     write_text(folder / NAME, json.dumps(facts, indent=1) + "\n")
+    sync_folder(folder)
 
 
 def read(folder):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import pathlib
 import sys
 import time
@@ -97,6 +98,10 @@ class JsonLines:
             self._file.write(json.dumps({"step": step} | values) + "\n")
             self._file.flush()
 
+    def sync(self):
+        with refuse_unwritable(self._path):
+            os.fsync(self._file.fileno())
+
     def close(self):
         with contextlib.suppress(OSError):  # what `write` has told of
             self._file.close()
@@ -185,6 +190,11 @@ class Writer:
         with refuse_unwritable(self._folder):
             self._events.write(step, scalars)
 
+    def sync(self):
+        """Puts the lines on the disk, ahead of the checkpoint that relies on them."""
+        self._metrics.sync()
+        self._ledger.sync()
+
     def write_ledger(self, step, sums):
         self._ledger.write(step, {name: sums[name] for name in LEDGER})
 
@@ -198,6 +208,19 @@ def refuse_unwritable(path):
             f"{path} cannot be written: {error.strerror}. Checkpoints stay; once it "
             "can, the same command goes on."
         ) from error
+
+
+class NoWriter:
+    """That of a process which is not the first: all of them have the same numbers."""
+
+    def write(self, step, scalars):
+        pass
+
+    def write_ledger(self, step, sums):
+        pass
+
+    def sync(self):
+        pass
 
 
 class Progress:
@@ -261,16 +284,20 @@ class Progress:
     def print_line(self, step, scalars):
         now = time.perf_counter()
         if self._in_place:
-            print(f"\r\x1b[K{self.line(step, scalars)}", end="", file=self._stream)
-            self._stream.flush()
+            self._show(f"\r\x1b[K{self.line(step, scalars)}", end="")
         elif now - self._printed >= 5 or step == self._num_steps:
-            print(self.line(step, scalars), file=self._stream, flush=True)
+            self._show(self.line(step, scalars))
             self._printed = now
 
     def print(self, text):
         """Prints a line of its own, above the progress line."""
         start = "\r\x1b[K" if self._in_place else ""
-        print(f"{start}{text}", file=self._stream, flush=True)
+        self._show(f"{start}{text}")
+
+    def _show(self, text, end="\n"):
+        # No run ends because no one listens, or the log's disk is full.
+        with contextlib.suppress(OSError):
+            print(text, end=end, file=self._stream, flush=True)
 
 
 def _duration(seconds):

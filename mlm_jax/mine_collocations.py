@@ -7,6 +7,7 @@ Writes a collocation a line, with the settings as comments, and prints the ten b
 each length. Uses the rows and the tokenizer of the config, and makes them if need be.
 """
 
+import os
 import pathlib
 import time
 
@@ -89,7 +90,7 @@ def _output():
     """Returns the path, checked before minutes of work."""
     if not OUTPUT.value:
         raise InputError("--output=FILE is missing, such as --output=collocations.txt.")
-    path = pathlib.Path(OUTPUT.value).expanduser()
+    path = pathlib.Path(os.path.expanduser(OUTPUT.value))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,18 +1,47 @@
-"""Where a step runs. Every mode takes and returns the same unreplicated state."""
+"""Where a step runs. Every mode takes and returns the same unreplicated state.
+
+A mesh has three axes. Rows are spread over `data` and `fsdp`. Over `fsdp` parameters
+and moments are in parts too, and the parameters gathered for the length of a step. Over
+`tensor` each device multiplies by its part of the matrices only.
+"""
 
 import functools
+import math
 import re
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+# The first pattern found in a leaf's path counts, else it is on every device. Blocks
+# have a leading axis of layers. Of two matrices in a row the first is split by columns
+# and the second by rows, so that only the second's result is summed over devices
+# (Shoeybi et al. 2019); embedding and output matrix by vocabulary.
+RULES = [
+    ("/embed/embedding$", P("tensor", "fsdp")),
+    ("/(query|key|value|up)/kernel$", P(None, "fsdp", "tensor")),
+    ("/(query|key|value|up)/bias$", P(None, "tensor")),
+    ("/blocks/.*(out|down)/kernel$", P(None, "tensor", "fsdp")),
+    ("/transform/dense/kernel$", P("fsdp", None)),
+    ("(params|mu|nu)/bias$", P("tensor")),
+]
 
-def make_mesh(shape) -> Mesh:
-    """A mesh from {axis name: size}."""
+
+def make_mesh(shape, devices=None) -> Mesh:
+    """A mesh from {axis name: size}, of `devices` or of those that are there. It has
+    `data`, and of the other axes those above 1."""
+    shape = {name: n for name, n in shape.items() if name == "data" or n > 1}
+    num_devices = math.prod(shape.values())
+    devices = (devices or jax.devices())[:num_devices]
     # jax.make_mesh defaults to Explicit axes, under which nn.Embed's gather raises.
     auto = (AxisType.Auto,) * len(shape)
-    return jax.make_mesh(tuple(shape.values()), tuple(shape), axis_types=auto)
+    sizes, names = tuple(shape.values()), tuple(shape)
+    return jax.make_mesh(sizes, names, axis_types=auto, devices=devices)
+
+
+def num_row_shards(mesh):
+    """Returns in how many parts the rows of a batch are."""
+    return math.prod(mesh.shape[name] for name in _row_axes(mesh))
 
 
 def state_shardings(abstract_state, rules, mesh):
@@ -28,13 +57,20 @@ def state_shardings(abstract_state, rules, mesh):
         for pattern, spec in rules:
             if re.search(pattern, name):
                 unused.discard(pattern)
-                return NamedSharding(mesh, spec)
+                return NamedSharding(
+                    mesh, P(*(axis if axis in mesh.shape else None for axis in spec))
+                )
         return NamedSharding(mesh, P())
 
     shardings = jax.tree_util.tree_map_with_path(sharding, abstract_state)
     if unused:
         raise ValueError(f"Sharding rules that match no parameter: {sorted(unused)}.")
     return shardings
+
+
+def batch_sharding(mesh):
+    """How the rows of a batch are spread."""
+    return NamedSharding(mesh, P(_row_axes(mesh)))
 
 
 def mode_for(mode, mesh):
@@ -50,18 +86,10 @@ def compile_train_step(step, mode, mesh, shardings):
     match mode:
         case "pmap":  # data parallel, one process
             return _pmap_over_rows(step, mesh, batch_argument=1, donate_argnums=0)
-        case "shard_map":  # the same program on global arrays, replication type-checked
-            mapped = jax.shard_map(
-                functools.partial(step, axis="data"),
-                mesh=mesh,
-                in_specs=(P(), P("data")),
-                out_specs=P(),
-            )
-            return jax.jit(mapped, donate_argnums=0)
-        case "jit":  # the compiler places the collectives: FSDP, tensor parallel
+        case "shard_map" | "jit":  # the same program on global arrays
             return jax.jit(
-                step,
-                in_shardings=(shardings, NamedSharding(mesh, P("data"))),
+                _over_rows(step, mesh, shardings),
+                in_shardings=(shardings, batch_sharding(mesh)),
                 out_shardings=(shardings, NamedSharding(mesh, P())),
                 donate_argnums=0,
             )
@@ -73,17 +101,11 @@ def compile_eval_step(step, mode, mesh, shardings):
     match mode:
         case "pmap":
             return _pmap_over_rows(step, mesh, batch_argument=1, num_arguments=4)
-        case "shard_map":
-            mapped = jax.shard_map(
-                functools.partial(step, axis="data"),
-                mesh=mesh,
-                in_specs=(P(), P("data"), P(), P()),
-                out_specs=P(),
-            )
-            return jax.jit(mapped)
-        case "jit":
-            replicated = NamedSharding(mesh, P())
-            rows = NamedSharding(mesh, P("data"))
+        case "shard_map" | "jit":
+            replicated, rows = NamedSharding(mesh, P()), batch_sharding(mesh)
+            if mesh.size > 1:
+                step = functools.partial(step, axis=_row_axes(mesh))
+                step = _map_rows(step, mesh, (P(), rows.spec, P(), P()))
             return jax.jit(
                 step,
                 in_shardings=(shardings.params, rows, replicated, replicated),
@@ -92,9 +114,47 @@ def compile_eval_step(step, mode, mesh, shardings):
     raise ValueError(f"Unknown mode {mode!r}; expected pmap, shard_map or jit.")
 
 
+def _over_rows(step, mesh, shardings):
+    """The train step with all that meets a row mapped over the axes of rows.
+
+    Left to the compiler, as `tensor` and the update are, sums over rows would be taken
+    over devices in every turn of a scan, over micro-batches or over chunks of the loss.
+    """
+    if mesh.size == 1:
+        return step
+
+    def spread(sum_over_rows):
+        mapped = _map_rows(sum_over_rows, mesh, (P(), batch_sharding(mesh).spec))
+
+        def call(state, batch):
+            grads, sums = mapped(state, batch)
+            # As the parameters are split, so that no later operation meets the whole.
+            return jax.lax.with_sharding_constraint(grads, shardings.params), sums
+
+        return call
+
+    return functools.partial(step, axis=_row_axes(mesh), spread=spread)
+
+
+def _map_rows(body, mesh, in_specs):
+    return jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=P(),
+        axis_names=set(_row_axes(mesh)),
+        # Whether a result is the same on every device. JAX 0.12's searchsorted, which
+        # draws the random tokens, fails in that where an axis is left to the compiler.
+        check_vma="tensor" not in mesh.shape,
+    )
+
+
+def _row_axes(mesh):
+    return tuple(name for name in mesh.axis_names if name != "tensor")
+
+
 def _pmap_over_rows(step, mesh, *, batch_argument, num_arguments=2, donate_argnums=()):
     """Maps the batch over the devices; other arguments and the result are whole."""
-    num_devices = mesh.shape["data"]
     pmapped = jax.pmap(
         functools.partial(step, axis="data"),
         axis_name="data",
@@ -103,13 +163,27 @@ def _pmap_over_rows(step, mesh, *, batch_argument, num_arguments=2, donate_argnu
         donate_argnums=donate_argnums,
         devices=list(mesh.devices.flat),
     )
+    return _OnSplitRows(pmapped, mesh.shape["data"], batch_argument)
 
-    def split(x):
-        return x.reshape(num_devices, -1, *x.shape[1:])
 
-    def call(*arguments):
-        batch = jax.tree.map(split, arguments[batch_argument])
-        after = batch_argument + 1
-        return pmapped(*arguments[:batch_argument], batch, *arguments[after:])
+class _OnSplitRows:
+    """A pmapped function that takes the batch as the other modes do."""
 
-    return call
+    def __init__(self, pmapped, num_devices, batch_argument):
+        self._pmapped, self._num_devices = pmapped, num_devices
+        self._batch_argument = batch_argument
+
+    def __call__(self, *arguments):
+        return self._pmapped(*self._split_rows(arguments, lambda split, x: split(x)))
+
+    def lower(self, *arguments):
+        """Takes arrays or their shapes, as `jax.jit(…).lower`."""
+        return self._pmapped.lower(*self._split_rows(arguments, jax.eval_shape))
+
+    def _split_rows(self, arguments, apply):
+        def split(x):
+            return x.reshape(self._num_devices, -1, *x.shape[1:])
+
+        at = self._batch_argument
+        batch = jax.tree.map(lambda x: apply(split, x), arguments[at])
+        return *arguments[:at], batch, *arguments[at + 1 :]

@@ -17,7 +17,7 @@ class Program(NamedTuple):
 
     `init(key, hparams)` returns the state, placed like `abstract_state`, and
     `place_hparams(hparams)` that part of it. `train_step` and `eval_step` are as
-    `parallel` describes them.
+    `parallel` describes them, `step` is the training step of one device, uncompiled.
     """
 
     model: MaskedLM
@@ -26,25 +26,34 @@ class Program(NamedTuple):
     place_hparams: Callable
     train_step: Callable
     eval_step: Callable
+    step: Callable
 
 
-def model_of(c, vocab_size):
-    return make_model(vocab_size=vocab_size, row_length=c.data.row_length, **c.model)
+def model_of(c, vocab_size, platform="cpu"):
+    return make_model(
+        vocab_size=vocab_size,
+        row_length=c.data.row_length,
+        platform=platform,
+        **c.model,
+    )
 
 
-def make_program(c, tokenizer, counts_V, mesh):
+def make_program(c, tokenizer, counts_V, mesh, slots=None):
     """Returns the program of config `c` for the devices of `mesh`.
 
     `tokenizer` gives `vocab_size`, `is_special` bool[V] and `special.mask`; `counts_V`
-    is how often each token occurs in the training rows.
+    is how often each token occurs in the training rows. `slots` are the prediction
+    slots of a row, if not just those that `c` needs: programs of equal slots are equal
+    where configs differ in `config.TRACED` only.
     """
-    model = model_of(c, tokenizer.vocab_size)
+    platform = mesh.devices.flat[0].platform
+    model = model_of(c, tokenizer.vocab_size, platform)
     optimizer = optim.OPTIMIZERS[c.optim.name]
     init = functools.partial(
         state.init_state, model=model, optimizer=optimizer, row_length=c.data.row_length
     )
     abstract_state = jax.eval_shape(init, jax.random.key(0), config.hparams(c))
-    shardings = parallel.state_shardings(abstract_state, [], mesh)
+    shardings = parallel.state_shardings(abstract_state, parallel.RULES, mesh)
     abstract_state = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(
             leaf.shape, leaf.dtype, sharding=sharding
@@ -59,6 +68,7 @@ def make_program(c, tokenizer, counts_V, mesh):
             schedule=c.optim.schedule,
             warmup_steps=hparams["warmup_steps"],
             num_steps=hparams["num_steps"],
+            decay_begin=hparams["decay_begin"],
         )
         return hparams["peak_learning_rate"] * scale
 
@@ -67,11 +77,11 @@ def make_program(c, tokenizer, counts_V, mesh):
         step.make_loss_fn,
         model,
         tokenizer.vocab_size,
-        is_partitioned=mode == "jit" and mesh.size > 1,
+        is_partitioned="tensor" in mesh.shape,
     )
     train_step = functools.partial(
         step.train_step,
-        corrupt=train_corrupt(c, tokenizer, counts_V),
+        corrupt=train_corrupt(c, tokenizer, counts_V, slots),
         loss_fn=loss_fn(
             train=True, per_token=c.corruption.token_weights == "running_loss"
         ),
@@ -94,14 +104,15 @@ def make_program(c, tokenizer, counts_V, mesh):
         ),
         train_step=parallel.compile_train_step(train_step, mode, mesh, shardings),
         eval_step=parallel.compile_eval_step(eval_step, mode, mesh, shardings),
+        step=train_step,
     )
 
 
-def train_corrupt(c, tokenizer, counts_V):
+def train_corrupt(c, tokenizer, counts_V, slots=None):
     found = None
     if c.corruption.strategy == "pmi":
         found = collocations.load(c.corruption.collocations, tokenizer)
-    return corrupt_of(c, tokenizer, counts_V, c.corruption, found)
+    return corrupt_of(c, tokenizer, counts_V, c.corruption, found, slots)
 
 
 def eval_corrupt(c, tokenizer):
@@ -124,27 +135,31 @@ def exam(c, rate):
     return ml_collections.ConfigDict(fields)
 
 
-def corrupt_of(c, tokenizer, counts_V, corruption, found):
+def corrupt_of(c, tokenizer, counts_V, corruption, found, slots=None):
     """Returns `policy.make_corrupt` of a corruption section; `found` are the
-    collocations of `pmi`, None elsewhere."""
-    max_maskable = c.data.row_length - 2  # [CLS] and [SEP]
-    num_slots = select.capacity(
-        corruption.count,
-        settings.highest_rate(corruption),
-        max_maskable,
-        corruption.min_predictions,
-        settings.slack(corruption),
-        corruption.views,
-    )
+    collocations of `pmi`, None elsewhere, and `slots` those of a row, if not just what
+    the section needs."""
     return policy.make_corrupt(
         strategy=corruption.strategy,
         collocations=found,
         token_weights=corruption.token_weights,
         count=corruption.count,
-        num_slots=num_slots,
+        num_slots=slots or num_slots(c, corruption),
         views=corruption.views,
         random_pool=corruption.random_pool,
         mask_id=tokenizer.special.mask,
         is_special_V=tokenizer.is_special,
         counts_V=counts_V,
+    )
+
+
+def num_slots(c, corruption):
+    """Returns M, the prediction slots of a row."""
+    return select.capacity(
+        corruption.count,
+        settings.highest_rate(corruption),
+        c.data.row_length - 2,  # [CLS] and [SEP]
+        corruption.min_predictions,
+        settings.slack(corruption),
+        corruption.views,
     )

@@ -74,6 +74,7 @@ def train_step(
     optimizer,
     schedule,
     axis=None,
+    spread=None,
     num_microbatches=1,
 ):
     """Returns (new state, metrics).
@@ -81,19 +82,34 @@ def train_step(
     `schedule(update, hparams)` is the learning rate of an update, counted from 1.
     Metrics are sums over the global batch, and `learning_rate` and `grad_norm` (of the
     mean gradient, before clipping) of this update. Where the loss or the gradient norm
-    is not finite, the new state is the old one but for its step.
+    is not finite, the new state is the old one but for its step. The rows of `batch`
+    are those of one device where `axis` is mapped already, or where `spread` maps what
+    meets them.
     """
-    key = keys.purpose_key(state.key, Purpose.CORRUPTION)
-    progress = state.step / state.hparams["num_steps"]
-    numbers = state.hparams | {"token_loss": state.token_loss}
-    batch, sums = corrupt(key, batch, numbers, progress)
-    sums["num_tokens"] = jnp.sum(batch["segment"] > 0)
 
-    regularisers = {name: state.hparams[name] for name in ("label_smoothing", "z_loss")}
-    loss_fn = functools.partial(loss_fn, **regularisers)
-    params = collectives.varying(state.params, axis)
-    grads, loss_sums = sum_grads(loss_fn, params, batch, state.key, num_microbatches)
-    grads, sums = collectives.psum((grads, sums | loss_sums), axis)
+    def sum_over_rows(state, batch):
+        key = keys.purpose_key(state.key, Purpose.CORRUPTION)
+        progress = state.step / state.hparams["num_steps"]
+        numbers = state.hparams | {"token_loss": state.token_loss}
+        batch, sums = corrupt(key, batch, numbers, progress)
+        sums["num_tokens"] = jnp.sum(batch["segment"] > 0)
+
+        names = "label_smoothing", "z_loss"
+        regularisers = {name: state.hparams[name] for name in names}
+        params = collectives.varying(state.params, axis)
+        grads, loss_sums = sum_grads(
+            functools.partial(loss_fn, **regularisers),
+            params,
+            batch,
+            state.key,
+            num_microbatches,
+        )
+        return collectives.psum((grads, sums | loss_sums), axis)
+
+    # The moments are no business of the rows, and may be in parts.
+    without_moments = state.replace(opt_state=())
+    over_rows = spread(sum_over_rows) if spread else sum_over_rows
+    grads, sums = over_rows(without_moments, batch)
 
     # The mean is over every prediction of the global batch, so divide last. Mean and
     # clipping are one factor: each more would be a pass over all gradients.

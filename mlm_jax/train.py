@@ -11,19 +11,19 @@ named: --allow_change=optim.peak_learning_rate,data.fingerprint. With --extend_t
 goes on to step N; from where it resumes, the schedules are those of a run of N steps.
 """
 
+import contextlib
+import json
 import pathlib
-import signal
 
 import jax
-import numpy as np
 from absl import flags
 
-from mlm_jax import checkpoint, command, config, huge_pages, metrics, parallel, workdir
-from mlm_jax.data import pipeline, rows
-from mlm_jax.errors import InputError, NonFiniteError, Preempted
-from mlm_jax.evaluate import evaluate, unigram_entropy
-from mlm_jax.program import eval_hparams, make_program
+from mlm_jax import command, config, huge_pages, parallel, processes, workdir
+from mlm_jax.data import rows
+from mlm_jax.errors import InputError
+from mlm_jax.program import make_program
 from mlm_jax.tasks.fill_mask import describe, fill_mask
+from mlm_jax.training import Training, drive
 
 CONFIG = command.define_config()
 WORKDIR = command.define_workdir("where the run is kept, and resumed from")
@@ -45,228 +45,43 @@ def run(c, directory, *, allowed=()):
     `allowed` are the fields that may differ from those the run began with.
     """
     config.check(c)
-    num_devices = config.check_devices(c, jax.local_device_count())
+    sizes = config.check_devices(c, jax.device_count())
+    processes.check(c, sizes)
+    processes.agree("config", json.dumps(config.flatten(c)))
     directory = pathlib.Path(directory)
-    with workdir.held(directory):
+    is_first = processes.is_first()
+    with workdir.held(directory) if is_first else contextlib.nullcontext():
         changes = workdir.check_config(directory, c, allowed)
-        store = rows.prepare(c.data, c.tokenizer)
+        store = rows.prepare(c.data, c.tokenizer)  # one makes it, the others wait
         changes |= workdir.check_data(directory, store, allowed)
-        _run(c, directory, store, num_devices, changes)
+        processes.agree("data.fingerprint", store.fingerprint)
+        _run(c, directory, store, sizes, changes)
+        processes.wait_for_all("the end")
 
 
-def _run(c, directory, store, num_devices, changes):
-    mesh = parallel.make_mesh({"data": num_devices})
+def _run(c, directory, store, sizes, changes):
+    mesh = parallel.make_mesh(sizes)
     program = make_program(c, store.tokenizer, store.token_counts, mesh)
-    train_batches = pipeline.TrainBatches(
-        store.train, batch_size=c.data.batch_size, seed=c.seed
-    )
-    exam = Exam(c, store, program, num_devices)
-
-    with checkpoint.Checkpoints(
-        directory,
-        keep=c.checkpoint.keep,
-        keep_best=c.checkpoint.keep_best,
-        keep_every=c.checkpoint.keep_every,
-    ) as checkpoints:
-        start, state = checkpoints.restore(program.abstract_state)
-        if start is None:
-            state = program.init(jax.random.key(c.seed), config.hparams(c))
-        if start is not None and start >= c.optim.num_steps:
-            print(
-                f"{directory} is finished: step {start:,} of {c.optim.num_steps:,}; "
-                "--extend_to=N goes on."
-            )
-        else:
-            # From here on the directory holds this run.
-            devices = f"{mesh.size} {mesh.devices.flat[0].platform}"
-            workdir.record(directory, store, start or 0, devices, changes)
-            config.save(c, directory)
-            state = state.replace(hparams=program.place_hparams(config.hparams(c)))
-            _describe(store, state, mesh, exam, start)
-            state = _train(
-                c, directory, program, state, start, train_batches, exam, checkpoints
-            )
-        for text in c.eval.fill_mask:
-            filled = fill_mask(
-                program.model,
-                state.params,
-                store.tokenizer,
-                text,
-                row_length=c.data.row_length,
-            )
-            print(describe(text, filled))
-
-
-def _train(c, directory, program, state, start, train_batches, exam, checkpoints):
-    """The loop. Evaluation and saving come before an update, so that the first step, a
-    resumed one and the last take the same path. Returns the last state."""
-    num_steps = c.optim.num_steps
-    first = start or 0
-    batches = pipeline.prefetch(train_batches, first, num_steps)
-    progress = metrics.Progress(num_steps)
-    with metrics.Writer(directory, start) as writer, StopSignal() as stop:
-        log = TrainLog(writer, progress, c)
-        for step in range(first, num_steps + 1):
-            is_last = step == num_steps
-            is_done = step == start  # evaluated and saved before the run was stopped
-            eval_loss = None
-            if not is_done and (is_last or step % c.eval.every_steps == 0):
-                log.flush()
-                scalars = exam.take(state, step, progress)
-                writer.write(step, scalars)
-                eval_loss = scalars[f"eval/loss@{c.eval.rates[0]:g}"]
-            is_due = step and (is_last or step % c.checkpoint.every_steps == 0)
-            if not is_done and (is_due or stop.asked):
-                log.flush()  # nothing non-finite is ever saved
-                checkpoints.save(step, state, eval_loss=eval_loss)
-                progress.pause()
-            if stop.asked:
-                checkpoints.wait()
-                raise Preempted(
-                    f"stopped by {stop.asked} after saving step {step:,}; "
-                    "the same command resumes."
-                )
-            if is_last:
-                return state
-            with progress.waiting():
-                batch = next(batches)
-            state, step_metrics = program.train_step(state, batch)
-            log.add(step + 1, step_metrics, batch["row"])
-
-
-class TrainLog:
-    """Fetches the metrics of an update while the device works on the next one.
-
-    The update of a step that is not finite was not made; this tells of it, and stops
-    the run unless the config says to skip it.
-    """
-
-    def __init__(self, writer, progress, c):
-        self._writer, self._progress = writer, progress
-        self._every_steps, self._num_steps = c.log.every_steps, c.optim.num_steps
-        self._max_skips = c.optim.max_skips if c.optim.on_nonfinite == "skip" else 0
-        self._skips = 0  # in a row, since this process began
-        self._pending = None
-
-    def add(self, step, step_metrics, row_B):
-        self.flush()
-        self._pending = step, step_metrics, row_B
-
-    def flush(self):
-        """Logs what is pending. Raises NonFiniteError if it is not finite, or not for
-        longer than is allowed."""
-        if self._pending is None:
-            return
-        (step, step_metrics, row_B), self._pending = self._pending, None
-        step_metrics = jax.device_get(step_metrics)
-        values = {name: leaf.tolist() for name, leaf in step_metrics.items()}
-        self._progress.update(values["num_tokens"])
-        scalars = metrics.train_scalars(values)
-        is_finite = np.isfinite([values["loss"], values["grad_norm"]]).all()
-        if is_finite:
-            self._skips = 0
-        else:
-            self._skip(step, values, row_B)
-            scalars["train/skipped"] = 1
-        self._writer.write_ledger(step, values)
-        is_due = step % self._every_steps == 0 or step == self._num_steps
-        if is_due or not is_finite:
-            self._writer.write(step, scalars | self._progress.speed())
-            self._progress.print_line(step, scalars)
-
-    def _skip(self, step, values, row_B):
-        self._skips += 1
-        what = (
-            f"step {step:,}: loss {metrics.mean(values['loss'], values['weight'])}, "
-            f"gradient norm {values['grad_norm']}, of rows {row_B.tolist()}"
+    training = Training(c, directory, store, program, mesh, changes=changes)
+    if training.is_finished:
+        print(
+            f"{directory} is finished: step {training.start:,} of "
+            f"{c.optim.num_steps:,}; --extend_to=N goes on."
         )
-        if self._skips > self._max_skips:
-            more = f", {self._skips} in a row" if self._max_skips else ""
-            raise NonFiniteError(
-                f"{what}{more}. The update was not made, and the checkpoints before it "
-                "are sound."
-            )
-        self._progress.print(f"skipped {what}")
-
-
-class Exam:
-    """The held-out rows and the masks on them: the same for every run of a data set."""
-
-    def __init__(self, c, store, program, num_devices):
-        self._c, self._program = c, program
-        self.batches = pipeline.eval_batches(
-            store.validation,
-            num_rows=c.eval.num_rows,
-            batch_size=-(-c.eval.batch_size // num_devices) * num_devices,
-            pad_id=store.tokenizer.special.pad,
+    else:
+        with processes.StopSignal() as stop:
+            drive(training, program.train_step, stop)
+    params = jax.device_get(processes.whole(training.get_state().params, mesh))
+    for text in c.eval.fill_mask if processes.is_first() else ():
+        filled = fill_mask(
+            program.model, params, store.tokenizer, text, row_length=c.data.row_length
         )
-        self.entropy = unigram_entropy(self.batches, store.tokenizer.is_special)
-
-    def take(self, state, step, progress):
-        """Returns the scalars at every rate, and prints them."""
-        scalars: dict[str, float] = {}
-        for rate in self._c.eval.rates:
-            sums = evaluate(
-                self._program.eval_step,
-                state.params,
-                self.batches,
-                jax.random.key(self._c.eval.seed),
-                eval_hparams(self._c, rate),
-            )
-            scalars |= metrics.eval_scalars(sums, rate)
-            loss, accuracy = (
-                scalars[f"eval/{n}@{rate:g}"] for n in ("loss", "accuracy")
-            )
-            progress.print(
-                f"held-out at step {step:,}, rate {rate:g}: loss {loss:.4f} "
-                f"(unigram entropy {self.entropy:.4f})  perplexity "
-                f"{metrics.perplexity(loss):,.1f}  accuracy {accuracy:.2%}"
-            )
-        progress.pause()
-        return scalars
-
-
-class StopSignal:
-    """Turns SIGTERM and SIGINT into a flag that the loop reads between two steps.
-
-    Once asked, further signals change nothing until the process has ended.
-    """
-
-    def __init__(self):
-        self.asked = None
-
-    def __enter__(self):
-        self._previous = {
-            number: signal.signal(number, self._ask)
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
-        return self
-
-    def __exit__(self, *exc_info):
-        for number, handler in self._previous.items():
-            # Python gives its own handlers up before the process has ended.
-            signal.signal(number, signal.SIG_IGN if self.asked else handler)
-
-    def _ask(self, number, frame):
-        del frame
-        self.asked = signal.Signals(number).name
-
-
-def _describe(store, state, mesh, exam, start):
-    num_params = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    begin = "starts" if start is None else f"resumes at step {start:,}"
-    print(
-        f"{begin}: {num_params:,} parameters, {len(store.train):,} rows of "
-        f"{store.row_length} tokens, {len(store.validation):,} held out, "
-        f"vocabulary {store.tokenizer.vocab_size:,}, {mesh.size} "
-        f"{mesh.devices.flat[0].platform} device(s), "
-        f"huge pages {'on' if huge_pages.are_asked_for() else 'off'}, "
-        f"unigram entropy {exam.entropy:.4f}"
-    )
+        print(describe(text, filled))
 
 
 def main(arguments):
     del arguments
+    processes.start()
     c, allowed = CONFIG.value, list(ALLOW_CHANGE.value)
     fields = [*config.flatten(c), "tokenizer.digest", "data.fingerprint"]
     for name in allowed:

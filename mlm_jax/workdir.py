@@ -80,9 +80,15 @@ def _lock(path):
 def check_config(workdir, c, allowed):
     """Returns {field: (old, new)} of what differs from the run in the directory.
 
-    Raises InputError for what is not `allowed` to.
+    Raises InputError for what is not `allowed` to, and if there are checkpoints of no
+    config.
     """
-    if not (workdir / "config.json").exists():
+    if not has_begun(workdir):
+        if any((workdir / "checkpoints").glob("[0-9]*")):
+            raise InputError(
+                f"{workdir} has checkpoints, and no config.json that says of what run; "
+                "put it back, or use another --workdir."
+            )
         return {}
     old = config.flatten(config.load(workdir))
     return config.check_unchanged(old, config.flatten(c), allowed)
@@ -90,14 +96,18 @@ def check_config(workdir, c, allowed):
 
 def check_data(workdir, store, allowed):
     """The same for the vocabulary and the rows."""
-    environment = read_environment(workdir)
-    if not environment:
+    if not has_begun(workdir):
         return {}
-    old = {
-        "tokenizer.digest": Tokenizer.load(workdir / "tokenizer.json").digest,
-        "data.fingerprint": environment["data.fingerprint"],
-    }
-    return config.check_unchanged(old, _facts(store), allowed)
+    new = _facts(store)
+    old = {"tokenizer.digest": Tokenizer.load(workdir / "tokenizer.json").digest}
+    if environment := read_environment(workdir):  # a damaged one may be removed
+        old["data.fingerprint"] = environment["data.fingerprint"]
+    return config.check_unchanged(old, {name: new[name] for name in old}, allowed)
+
+
+def has_begun(workdir):
+    """`config.json` is the last thing that is written before the first step."""
+    return (workdir / "config.json").exists()
 
 
 def record(workdir, store, step, devices, changes):

@@ -63,6 +63,7 @@ def tiny_model(**changes):
         dropout=0.0,
         attention_dropout=0.0,
         scan_unroll=1,
+        remat="none",
         dtype="float32",
     )
     return make_model(**settings | changes)

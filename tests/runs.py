@@ -30,21 +30,37 @@ OVERRIDES = {
 }
 
 
-def start(workdir, shared, *flags, **overrides):
-    """Returns the process; `shared` is where runs keep rows and compiled programs."""
+# The command after something else in the same process.
+AFTER = """
+import runpy, sys
+sys.argv[0] = "train"
+runpy.run_module("mlm_jax.train", run_name="__main__", alter_sys=True)
+"""
+
+
+def start(
+    workdir, shared, *flags, before="", through=(), env=None, cwd=ROOT, **overrides
+):
+    """Returns the process; `shared` is where runs keep rows and compiled programs.
+
+    `before` is code that the process runs first, `through` a command that starts it.
+    """
     overrides = OVERRIDES | {"data.cache_dir": shared / "rows"} | overrides
+    what = ["-c", before + AFTER] if before else ["-m", "mlm_jax.train"]
     return subprocess.Popen(
-        [sys.executable, "-m", "mlm_jax.train", "--config=configs/tiny.py"]
+        [*through, sys.executable, *what, f"--config={ROOT}/configs/tiny.py"]
         + [f"--workdir={workdir}", *flags]
         + [f"--config.{name}={value}" for name, value in overrides.items()],
-        cwd=ROOT,
+        cwd=cwd,
         env=os.environ
         | {
+            "PYTHONPATH": str(ROOT),
             "XLA_FLAGS": "",  # the real program, not the quickly compiled one of tests
             "JAX_PLATFORMS": "cpu",
             "JAX_COMPILATION_CACHE_DIR": str(shared / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        },
+        }
+        | (env or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -59,8 +75,8 @@ def finish(process, code=0):
     return out + err
 
 
-def train(workdir, shared, *flags, code=0, **overrides):
-    return finish(start(workdir, shared, *flags, **overrides), code)
+def train(workdir, shared, *flags, code=0, **settings):
+    return finish(start(workdir, shared, *flags, **settings), code)
 
 
 def digest(workdir):
@@ -78,6 +94,14 @@ def lines(workdir):
         row.pop("train/tokens_per_second", None)
         row.pop("train/input_wait", None)
     return rows
+
+
+def assert_same(workdir, other):
+    """Bit for bit the same state, and the same lines of both logs."""
+    assert digest(workdir) == digest(other)
+    assert lines(workdir) == lines(other)
+    logs = [(path / "ledger.jsonl").read_bytes() for path in (workdir, other)]
+    assert logs[0] == logs[1]
 
 
 def wait_for(condition, process, seconds=600):

@@ -91,7 +91,7 @@ def test_flops_are_what_the_compiler_counts():
     b = benchmark.Bench(preset, rate=0.25)
     assert preset.batch_size * b.predictions_per_row <= 256  # a single chunk
     lowered = b.program.train_step.lower(b.state, b.batch)
-    counted = lowered.cost_analysis()["flops"]
+    counted = lowered.cost_analysis()["flops"] * jax.device_count()  # of one of them
     assert 1 < counted / b.flops() < 1.15
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs import tiny
-from mlm_jax import check, config, manifest, workdir
+from mlm_jax import check, checkpoint, config, manifest, workdir
 from mlm_jax.checkpoint import Checkpoints
 from mlm_jax.data import rows
 from mlm_jax.errors import CheckpointError, DamageError
@@ -91,6 +91,19 @@ def test_damaged_checkpoints(run, monkeypatch, capsys):
     out, report = checked(run, monkeypatch, capsys, CheckpointError)
     assert out == "" and "manifest.json" in report["checkpoint 4"]
     assert (DamageError.exit_code, CheckpointError.exit_code) == (1, 4)
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_is_no_damage(run, monkeypatch, capsys):
+    load = checkpoint.load
+
+    def late(path):
+        if path.name == "4":
+            shutil.rmtree(path)
+        return load(path)
+
+    monkeypatch.setattr(checkpoint, "load", late)
+    _, report = checked(run, monkeypatch, capsys)
+    assert "checkpoint 8" in report and "checkpoint 4" not in report
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,68 @@ def test_r08_any_flipped_bit_is_noticed(copy):
     checkpoint.load(path, ABSTRACT)
 
 
+@pytest.mark.slow
+def test_r08_a_flipped_bit_costs_the_steps_since(copy, capsys):
+    """200 flips, each in all that a run does at its start."""
+    path = copy / "checkpoints" / "8"
+    rng = random.Random(1)
+    counts = {4: 0, 8: 0}
+    targets = [target for target in files(path) if target.stat().st_size]
+    for target in rng.choices(targets, k=200):
+        whole = target.read_bytes()
+        damaged = bytearray(whole)
+        damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        target.write_bytes(damaged)
+        step, state = restore(copy)
+        assert digest(state) == digest(make_state(step))
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == (step == 4)
+        assert step == 8 or ("step 8: " in said[0] and target.name in said[0])
+        counts[step] += 1
+        target.write_bytes(whole)
+    print(f"R08: {counts[4]} named and passed over, {counts[8]} harmless")
+    assert counts[8] < 20  # white space of the manifest
+
+
+def rewrite_manifest(path):
+    """As one would who may write the checkpoint."""
+    facts = manifest.read(path)
+    del facts["files"]
+    (path / manifest.NAME).unlink()
+    manifest.write(path, facts)
+
+
+@pytest.mark.parametrize("name", ["_METADATA", "_CHECKPOINT_METADATA"])
+def test_r21_a_class_named_in_a_checkpoint_is_not_called(
+    copy, tmp_path, monkeypatch, name
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    path = copy / "checkpoints" / "8"
+    file = path / "state" / name
+    text = file.read_text()
+    evil = text.replace("np.ndarray", "os.system").replace(
+        "orbax.checkpoint._src.handlers.standard_checkpoint_handler", "evil"
+    )
+    assert evil != text
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    file.write_text(evil)
+    rewrite_manifest(path)
+    try:
+        assert digest(checkpoint.load(path)["params"]) == digest(make_state(8).params)
+    except (DamageError, CheckpointError) as error:
+        assert "\n" not in str(error)
+
+
+def test_r21_a_small_file_does_not_fill_the_memory(tmp_path):
+    """8 MB of zeros take 40 bytes: such a state was never trained."""
+    with Checkpoints(tmp_path, keep=9) as checkpoints:
+        state = make_state(4)
+        zeros = np.zeros(20_000_000, np.float32)
+        checkpoints.save(4, state.replace(params={"b": zeros}))
+    with pytest.raises(CheckpointError, match="arrays of 80,000,.* bytes in files of"):
+        restore_latest(tmp_path)
+
+
 def damages(path):
     """Yields (description, how to damage one copy of a checkpoint)."""
     for file in files(path):
@@ -380,10 +442,31 @@ def test_an_error_while_saving_is_raised_at_the_next_save(copy, monkeypatch):
         checkpoints.save(12, make_state(12))
         with pytest.raises(InputError, match="step 12 .*Input/output error"):
             checkpoints.save(13, make_state(13))
+        checkpoints.save(13, make_state(13))
+        checkpoints._pending.exception()  # waits
+        with pytest.raises(InputError, match="step 13 .*Input/output error"):
+            checkpoints.check()  # which the loop does at every step
+        checkpoints.check()
     assert steps(copy) == [4, 8]
     with checkpoints:
         checkpoints.save(13, make_state(13))
     assert steps(copy) == [4, 8, 13]
+
+
+def test_a_run_that_goes_on_may_replace_what_is_being_read(copy, monkeypatch):
+    """Listed as 8 and 4; when they are read, only 12 is there."""
+    load = checkpoint.load
+
+    def late(path, abstract_state=None):
+        if path.name == "8":
+            save(copy, 12, keep=1)
+            for step in "4", "8":
+                shutil.rmtree(path.with_name(step), ignore_errors=True)
+        return load(path, abstract_state)
+
+    monkeypatch.setattr(checkpoint, "load", late)
+    step, state = restore_latest(copy)
+    assert step == 12 and state["step"] == 12
 
 
 SAVER = """\

@@ -2,17 +2,20 @@
 
 import os
 import pathlib
+import resource
 import subprocess
 import sys
+import time
 
 import ml_collections
 import pytest
 
-from configs import austen, base, bert_base, tiny
+from configs import austen, base, bert_base, bert_large, tiny
 from mlm_jax import config, optim, schedules
 from mlm_jax.corruption import replace, select, settings, units, weights
 from mlm_jax.data import packing, tokenizer
 from mlm_jax.errors import InputError
+from mlm_jax.model import encoder
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -35,6 +38,8 @@ REFUSED = [
     ("optim.warmup_steps=1001", ["warmup_steps = 1001", f"num_steps = {STEPS}"]),
     ("data.batch_size=0", ["config.data.batch_size = 0", "1 or more"]),
     ("data.batch_size=ten", ["'ten'", "an integer"]),
+    ("data.batch_ramp=(100,8)", ["config.data.batch_ramp", "such as ((1000, 64)"]),
+    ("data.batch_ramp=((0,8),)", ["config.data.batch_ramp", "of 1 or more"]),
     ("data.row_length=70000", ["row_length = 70000", "65535"]),
     (
         "model.num_heads=3",
@@ -142,7 +147,7 @@ def test_b75_impossible_values_are_refused(override, parts, monkeypatch):
         ("eval.rates=(0.15,0.4)", "eval", "rates", (0.15, 0.4)),
         ("eval.rates=0.4", "eval", "rates", (0.4,)),
         ("tokenizer.lowercase=false", "tokenizer", "lowercase", False),
-        ("parallel.mesh.data=2", "parallel", "mesh", {"data": 2}),
+        ("parallel.microbatches=2", "parallel", "microbatches", 2),
     ],
 )
 def test_possible_values_are_taken(override, section, field, value, monkeypatch):
@@ -193,6 +198,7 @@ def test_b73_an_optional_field_can_be_overridden(monkeypatch):
             ["--extend_to=10; expected config.optim.num_steps = 400 or more"],
         ),
         (["mlm_jax.train", "--confg=configs/tiny.py"], ["--config=FILE is missing"]),
+        (["mlm_jax.train", f"--config={'x' * 600}"], ["no such file"]),
         (["mlm_jax.fill_mask", "--workdir=nothing", "[MASK]"], ["nothing", "no run"]),
     ],
 )
@@ -202,6 +208,31 @@ def test_wrong_commands_exit_2_with_one_line(arguments, parts):
     assert result.stderr.count("\n") == 1 and result.stderr.startswith("error: ")
     for part in parts:
         assert part in result.stderr
+
+
+@pytest.mark.slow
+def test_r16_every_impossible_value_on_the_command_line(tmp_path):
+    arguments = ["--config=configs/tiny.py", f"--workdir={tmp_path / 'run'}"]
+    walls, seconds = [], []
+    for override, parts in REFUSED:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        begin = time.monotonic()
+        result = command("mlm_jax.train", *arguments, f"--config.{override}")
+        walls.append(time.monotonic() - begin)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        seconds.append(used)
+        assert result.returncode == 2, override
+        assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+        assert result.stdout == ""
+        for part in parts:
+            assert part in result.stderr
+    assert not (tmp_path / "run").exists()
+    print(
+        f"R16: {len(REFUSED)} of {len(REFUSED)} refused, at most {max(walls):.1f} s, "
+        f"{max(seconds):.1f} s of computing"
+    )
+    assert max(seconds) < 5  # other processes do not count
 
 
 def test_a_mistyped_field_on_the_command_line(tmp_path):
@@ -231,7 +262,11 @@ def test_missing_file_and_small_corpus_leave_no_run(tmp_path):
 
 def test_two_devices_that_do_not_divide_the_batch():
     c = tiny.get_config()
-    assert config.check_devices(c, 8) == 8
+    assert config.check_devices(c, 8) == {"data": 8, "fsdp": 1, "tensor": 1}
+    c.data.batch_ramp = ((5, 8), (5, 12))
+    with pytest.raises(InputError, match="batch_ramp = 12; .* microbatches = 8"):
+        config.check_devices(c, 8)
+    c.data.batch_ramp = ()
     c.parallel.microbatches = 4
     with pytest.raises(InputError, match="devices x microbatches = 32, such as 32."):
         config.check_devices(c, 8)
@@ -240,7 +275,7 @@ def test_two_devices_that_do_not_divide_the_batch():
         config.check_devices(c, 8)
 
 
-@pytest.mark.parametrize("module", [base, tiny, austen, bert_base])
+@pytest.mark.parametrize("module", [base, tiny, austen, bert_base, bert_large])
 def test_every_config_passes_and_every_field_has_a_rule_or_is_free(module):
     c = module.get_config()
     config.check(c)
@@ -261,6 +296,7 @@ def test_every_config_passes_and_every_field_has_a_rule_or_is_free(module):
         ("corruption.count", select.COUNTS),
         ("corruption.token_weights", weights.WEIGHTS),
         ("corruption.random_pool", replace.POOLS),
+        ("model.remat", encoder.REMAT),
         ("optim.name", optim.OPTIMIZERS),
         ("optim.schedule", schedules.DECAYS),
         ("data.packing", packing.MODES),

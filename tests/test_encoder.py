@@ -138,6 +138,36 @@ def test_a_row_without_any_token_is_finite():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
+@pytest.mark.parametrize(
+    "dtype, tolerance",
+    [
+        pytest.param("float32", 1e-6, marks=pytest.mark.slow),
+        ("bfloat16", 2e-2),
+        pytest.param("float16", 2e-2, marks=pytest.mark.slow),
+    ],
+)
+def test_b36_a_row_of_padding_is_finite_and_changes_no_other(dtype, tolerance):
+    """Beside packed rows, whose segments and padding are masked as well."""
+    full = random_batch(4)
+    padded = random_batch(4)
+    for name in ("tokens", "segment", "position"):
+        padded[name] = np.array(padded[name])
+        padded[name][3] = 0
+    expected_BxLxD = encode(full, dtype=dtype).astype(np.float32)
+    found_BxLxD = encode(padded, dtype=dtype).astype(np.float32)
+    assert np.isfinite(found_BxLxD).all()
+    assert np.abs(found_BxLxD[:3] - expected_BxLxD[:3]).max() <= tolerance
+    _, params = model_and_params(dtype=dtype)
+
+    def total(params):
+        predict_BxM = np.zeros((4, 1), int)
+        hidden, *_ = compile_model(dtype=dtype).__wrapped__(params, padded, predict_BxM)
+        return jnp.sum(hidden.astype(jnp.float32) ** 2)
+
+    grads = jax.jit(jax.grad(total))(params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
 def test_neighbours_in_the_batch_have_no_influence():
     batch = random_batch(LENGTH)
     others = random_batch(LENGTH, seed=1)

@@ -46,6 +46,7 @@ def make_config(**overrides):
     c = tiny.get_config()
     c.data.row_length = 16
     c.model.width = 16
+    c.model.num_heads = 4
     c.model.mlp_width = 32
     c.model.dropout = 0.1
     c.corruption.rate = 0.4

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs import tiny
-from mlm_jax import config, metrics
+from mlm_jax import config, manifest, metrics, workdir
 from mlm_jax.data import rows, sources
 from mlm_jax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
-from mlm_jax.errors import InputError
+from mlm_jax.errors import DamageError, InputError
+from tests.texts import documents
 
 ROOT = pathlib.Path(__file__).parents[1]
 TOKENIZER = {
@@ -26,6 +27,7 @@ TOKENIZER = {
     "vocab_size": 300,
     "lowercase": True,
     "strip_accents": True,
+    "max_characters": 10**8,
     "file": None,
 }
 
@@ -172,13 +174,65 @@ def test_b21_a_damaged_record_of_a_tfds_source_is_named(tmp_path):
     content[at] ^= 1
     shard.write_bytes(content)
     read = functools.partial(
-        sources.documents,
+        documents,
         "tfds:quotations",
         document="file",
         on_bad_text="stop",
         data_dir=str(tmp_path),
     )
     refused(lambda: list(read()), "tfds:quotations record", shard.name)
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "zeros", "missing", "another"])
+def test_r14_a_damaged_shard_of_a_tfds_source_is_named(tmp_path, damage):
+    builder = Quotations(data_dir=tmp_path, file_format="array_record")
+    builder.download_and_prepare()
+    (shard,) = tmp_path.rglob("*.array_record*")
+    whole = shard.read_bytes()
+    if damage == "missing":
+        shard.unlink()
+    else:
+        contents = {
+            "empty": b"",
+            "cut": whole[: len(whole) // 2],
+            "zeros": bytes(len(whole)),
+            "another": whole[::-1],
+        }
+        shard.write_bytes(contents[damage])
+    read = functools.partial(
+        documents,
+        "tfds:quotations",
+        document="file",
+        on_bad_text="stop",
+        data_dir=str(tmp_path),
+    )
+    refused(lambda: list(read()), "tfds:quotations", shard.name)
+
+
+@pytest.mark.parametrize("key", ["pythonClassName", "type"])
+def test_r21_no_module_is_imported_because_a_file_names_it(
+    copy, tmp_path, monkeypatch, key
+):
+    """Escaped, as JSON allows, too."""
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    (path,) = (copy / "cache" / "rows").rglob("features.json")
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in key)
+    path.write_text(f'{{"{escaped}": "evil.Feature", "content": "{{}}"}}')
+    refused(lambda: prepare(copy), "features.json", "evil.Feature")
+
+    builder = Quotations(data_dir=tmp_path, file_format="array_record")
+    builder.download_and_prepare()
+    (facts,) = (tmp_path / "quotations").rglob("features.json")
+    facts.write_text(path.read_text())
+    read = functools.partial(
+        documents,
+        "tfds:quotations",
+        document="file",
+        on_bad_text="stop",
+        data_dir=str(tmp_path),
+    )
+    refused(lambda: list(read()), "features.json", "evil.Feature")
 
 
 # --- text, vocabularies, tokenizers ----------------------------------------------
@@ -203,7 +257,7 @@ def test_r17_any_bytes_as_text(tmp_path_factory, content, document):
     for on_bad_text in ("stop", "skip", "replace"):
         counts = sources.TextCounts()
         read = functools.partial(
-            sources.documents,
+            documents,
             f"files:{path}",
             document=document,
             on_bad_text=on_bad_text,
@@ -300,6 +354,42 @@ def test_r21_damaged_metrics_are_refused_by_line(tmp_path, line):
     before = path.read_bytes()
     refused(lambda: metrics.JsonLines(path, 2), "metrics.jsonl, line 2")
     assert path.read_bytes() == before
+
+
+JSON = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9)
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.one_of(
+                st.sampled_from("data model step files sha256 size starts".split()),
+                st.text(max_size=9),
+            ),
+            inner,
+            max_size=4,
+        ),
+    ),
+    max_leaves=20,
+)
+
+
+@given(value=JSON)
+@settings(max_examples=50, deadline=None)
+def test_r21_any_json_where_another_was_written(tmp_path_factory, value):
+    path = tmp_path_factory.getbasetemp()
+    for name in ("config.json", "environment.json", "manifest.json", "a.jsonl"):
+        (path / name).write_text(json.dumps(value) + "\n")
+    one_line_or(lambda: config.load(path))
+    one_line_or(lambda: workdir.read_environment(path))
+    one_line_or(lambda: metrics.read_json_lines(path / "a.jsonl"))
+    with pytest.raises(DamageError):
+        manifest.read(path)
+
+
+def test_an_error_is_one_line_whatever_it_quotes():
+    assert str(InputError("files:a\nb\u2028c")) == "files:a b c"
 
 
 def test_b89_nothing_that_executes_is_read(tmp_path):

@@ -18,6 +18,8 @@ FORBIDDEN = {
     "optim": {"flax", "orbax", "mlm_jax"},
     "schedules": {"flax", "orbax", "mlm_jax"},
     "collectives": {"flax", "optax", "orbax", "mlm_jax"},
+    "planning/hlo": {"jax", "flax", "optax", "orbax", "mlm_jax"},
+    "processes": {"flax", "optax", "orbax", "mlm_jax.train", "mlm_jax.data"},
     "parallel": {"flax", "optax", "orbax", "mlm_jax"},
     "step": {"flax", "orbax", "ml_collections", "mlm_jax.data", "mlm_jax.config"},
     "evaluate": {"flax", "optax", "orbax", "mlm_jax.data", "mlm_jax.config"},
@@ -32,6 +34,8 @@ ONLY_IN = {
     "orbax": {"checkpoint"},
     "tensorflow_datasets": {"data"},
     "tokenizers": {"data"},
+    "apache_beam": {"data"},
+    "submitit": {"slurm"},
     "matplotlib": {"experiment"},
 }
 MAX_LINES = 400

@@ -1,14 +1,25 @@
 """A run that is killed and started again ends as if it had never been killed."""
 
+import io
+import os
 import signal
 import subprocess
 import time
 
 import pytest
 
-from mlm_jax import metrics
-from mlm_jax.errors import InputError
-from tests.runs import contents, digest, finish, lines, start, train, wait_for
+from configs import tiny
+from mlm_jax import config, files, metrics, training
+from mlm_jax.errors import CheckpointError, InputError
+from tests.runs import (
+    assert_same,
+    contents,
+    finish,
+    lines,
+    start,
+    train,
+    wait_for,
+)
 
 
 def test_b56_killed_after_four_steps_ends_bit_identical(whole, tmp_path, shared):
@@ -21,8 +32,7 @@ def test_b56_killed_after_four_steps_ends_bit_identical(whole, tmp_path, shared)
     assert not (workdir / "checkpoints" / "8").exists()
 
     assert "resumes at step 4" in train(workdir, shared)
-    assert digest(workdir) == digest(whole)
-    assert lines(workdir) == lines(whole)
+    assert_same(workdir, whole)
 
 
 @pytest.mark.slow
@@ -39,8 +49,7 @@ def test_killed_at_many_moments_ends_bit_identical(whole, tmp_path, shared):
             process.kill()
             process.communicate()
     train(workdir, shared, **{"checkpoint.every_steps": 1})
-    assert digest(workdir) == digest(whole)
-    assert lines(workdir) == lines(whole)
+    assert_same(workdir, whole)
 
 
 def test_sigterm_saves_exits_75_and_resumes_exactly(whole, tmp_path, shared):
@@ -55,25 +64,13 @@ def test_sigterm_saves_exits_75_and_resumes_exactly(whole, tmp_path, shared):
         time.sleep(0.01)
     assert " after saving step" in finish(process, code=75)
     train(workdir, shared)
-    assert digest(workdir) == digest(whole)
-    assert lines(workdir) == lines(whole)
+    assert_same(workdir, whole)
 
 
 def test_a_finished_run_does_nothing_again(whole, shared):
     before = contents(whole)
     assert "is finished: step 8 of 8" in train(whole, shared)
     assert contents(whole) == before
-
-
-def test_b67_the_last_step_is_saved_off_the_interval(tmp_path, shared):
-    overrides = {
-        "optim.num_steps": 5,
-        "checkpoint.every_steps": 2,
-        "checkpoint.keep": 3,
-    }
-    train(tmp_path / "run", shared, **overrides)
-    steps = sorted(int(p.name) for p in (tmp_path / "run" / "checkpoints").iterdir())
-    assert steps == [2, 4, 5]
 
 
 def test_another_config_is_refused_by_field(whole, shared):
@@ -99,6 +96,47 @@ def test_what_a_killed_writer_left_is_cut(tmp_path):
     with metrics.Writer(tmp_path, start_step=1) as writer:
         writer.write(2, {"a": float("inf")})
     assert path.read_text() == '{"step": 1, "a": 1}\n{"step": 2, "a": null}\n'
+
+
+def test_a_run_without_its_checkpoints_does_not_start_over(tmp_path):
+    """They may be on a disk that is not mounted: what it has logged must stay."""
+    c = tiny.get_config()
+    c.checkpoint.every_steps = 4
+    ledger = tmp_path / "ledger.jsonl"
+    ledger.write_text("".join(f'{{"step": {n}}}\n' for n in range(1, 10)))
+    training._refuse_to_start_over(tmp_path)  # a run that has not begun
+    config.save(c, tmp_path)
+    with pytest.raises(CheckpointError, match="has logged step 9, and has no checkp"):
+        training._refuse_to_start_over(tmp_path)
+    ledger.write_text("".join(f'{{"step": {n}}}\n' for n in range(1, 9)))
+    training._refuse_to_start_over(tmp_path)  # killed in its first save, perhaps
+
+
+class Full(io.StringIO):
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+
+def test_r11_a_run_goes_on_when_no_line_can_be_printed():
+    progress = metrics.Progress(8, Full())
+    progress.print("held-out")
+    progress.print_line(8, {})
+
+
+def test_r11_a_file_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    files.write_text(path, "whole")
+    (tmp_path / ".a.json.tmp").write_text("left by a kill")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError):
+            files.write_text(path, "half")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+    assert path.read_text() == "whole"
 
 
 def test_a_line_that_no_writer_left_is_refused(tmp_path):

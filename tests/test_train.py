@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from configs import tiny
-from mlm_jax import checkpoint, metrics, train
+from mlm_jax import checkpoint, metrics, training
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Says so, should anything on the path import a TensorFlow that happens to be there.
@@ -131,9 +131,9 @@ def test_metrics_are_logged_one_step_late_and_all_of_them():
     writer = FakeWriter()
     c = tiny.get_config()
     c.log.every_steps, c.optim.num_steps = 2, 5
-    log = train.TrainLog(writer, metrics.Progress(5), c)
+    log = training.TrainLog(writer, metrics.Progress(5), c)
     for step in range(1, 6):
-        log.add(step, step_metrics(), np.arange(2))
+        log.add(step, step_metrics, np.arange(2))
         assert writer.steps == [s for s in range(1, step) if s % 2 == 0]
     log.flush()
     assert writer.steps == [2, 4, 5]

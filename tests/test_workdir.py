@@ -12,7 +12,8 @@ import types
 
 import pytest
 
-from mlm_jax import workdir
+from configs import tiny
+from mlm_jax import config, workdir
 from mlm_jax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from mlm_jax.errors import InputError, WorkdirBusyError
 
@@ -32,6 +33,7 @@ def run(tmp_path):
     path = tmp_path / "run"
     path.mkdir()
     workdir.record(path, make_store(tmp_path, "a"), 0, "1 cpu", {})
+    config.save(tiny.get_config(), path)
     return path
 
 
@@ -139,6 +141,23 @@ def test_r06_another_vocabulary_or_other_rows_are_refused(run, tmp_path):
         workdir.check_data(run, other, ["data.fingerprint"])
     allowed = ["data.fingerprint", "tokenizer.digest"]
     assert workdir.check_data(run, other, allowed).keys() == set(allowed)
+
+
+def test_without_its_record_the_vocabulary_still_counts(run, tmp_path):
+    (run / "environment.json").unlink()
+    other = make_store(tmp_path, "b", fingerprint="bbbb")
+    with pytest.raises(InputError, match="tokenizer.digest"):
+        workdir.check_data(run, other, ())
+    (run / "config.json").unlink()  # then the run has not begun
+    assert workdir.check_data(run, other, ()) == {}
+
+
+def test_checkpoints_of_no_config_are_refused(tmp_path):
+    c = tiny.get_config()
+    assert workdir.check_config(tmp_path, c, ()) == {}
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
+    with pytest.raises(InputError, match="has checkpoints, and no config.json"):
+        workdir.check_config(tmp_path, c, ())
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"starts": 5}', "[" * 99_999])

@@ -7,84 +7,113 @@ A batch is a dict of arrays:
     position    int32[B, L]  restarts at every segment, 0 at padding
     word_start  bool[B, L]
     row         int32[B]     the row's id, -1 for a row of padding
-    epoch       int32[B]
+    epoch       int32[B]     of the row's source
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from mlm_jax.data.rows import Rows
+from mlm_jax.data.mixture import MixedRows
+from mlm_jax.data.shards import Rows
 
 Batch = dict[str, np.ndarray]
 
 
+def place(k: int, batch_size: int, ramp: Sequence = ()) -> tuple[int, int]:
+    """Returns (first row, rows) of batch `k`, where `ramp` has pairs of (steps, rows)
+    that come before those of `batch_size` rows."""
+    first = 0
+    for steps, rows in ramp:
+        if k < steps:
+            return first + k * rows, rows
+        first, k = first + steps * rows, k - steps
+    return first + k * batch_size, batch_size
+
+
 class TrainBatches:
-    """Batch `k` is rows `[k·B, (k+1)·B)` of an endless order shuffled anew each epoch.
+    """Batch `k` is rows `[k·B, (k+1)·B)` of an endless order shuffled anew each epoch,
+    or with a ramp those of `place`.
 
     The order is a function of (seed, epoch, index) alone. A batch may straddle epochs,
     several if there are fewer rows than B; each process reads its own slice of it.
+
+    Of a mixture, the places of the order go to its sources by `mixture.Cycle`; each
+    source has an order and epochs of its own.
 
     Args:
       rows: the split.
       batch_size: B over all processes, a multiple of `num_processes`.
       seed: of the order.
+      ramp: pairs of (steps, rows), of smaller batches that come first.
       process_index: which slice is read here.
       num_processes: how many slices there are.
     """
 
     def __init__(
         self,
-        rows: Rows,
+        rows: Rows | MixedRows,
         *,
         batch_size: int,
         seed: int,
+        ramp: Sequence = (),
         process_index: int = 0,
         num_processes: int = 1,
     ):
-        if batch_size % num_processes:
-            raise ValueError(
-                f"batch_size={batch_size} must be a multiple of"
-                f" {num_processes} processes."
-            )
-        self._rows = rows
-        self._batch_size = batch_size
+        for size in (batch_size, *(rows for _, rows in ramp)):
+            if size % num_processes:
+                raise ValueError(
+                    f"batch_size={size} must be a multiple of"
+                    f" {num_processes} processes."
+                )
+        self._rows = rows if isinstance(rows, MixedRows) else MixedRows([rows], [1])
+        self._batch_size, self._ramp = batch_size, ramp
         self._seed = seed
-        self._local_size = batch_size // num_processes
-        self._offset = process_index * self._local_size
-        self._orders: dict[int, np.ndarray] = {}
+        self._process_index, self._num_processes = process_index, num_processes
+        self._orders: dict[int, dict[int, np.ndarray]] = {}
 
     @property
     def num_rows(self) -> int:
-        """Rows in an epoch."""
+        """Rows of all sources."""
         return len(self._rows)
 
     def __getitem__(self, k: int) -> Batch:
-        first = k * self._batch_size + self._offset
-        index_B = np.arange(first, first + self._local_size)
-        epoch_B, place_B = np.divmod(index_B, len(self._rows))
-        epochs = range(int(epoch_B[0]), int(epoch_B[-1]) + 1)
-        # Only what this batch needs: an order is as long as the split.
-        self._orders = {
-            epoch: self._orders[epoch] if epoch in self._orders else self._order(epoch)
-            for epoch in epochs
-        }
-        ids_B = np.empty_like(index_B)
-        for epoch in epochs:
-            is_epoch_B = epoch_B == epoch
-            ids_B[is_epoch_B] = self._orders[epoch][place_B[is_epoch_B]]
+        first, size = place(k, self._batch_size, self._ramp)
+        local_size = size // self._num_processes
+        first += self._process_index * local_size
+        place_B = np.arange(first, first + local_size)
+        source_B, index_B = self._rows.cycle.at(place_B)
+        epoch_B = index_B // self._rows.sizes_S[source_B]
+        ids_B = index_B % self._rows.sizes_S[source_B]
+        for source in np.unique(source_B).tolist():
+            is_source_B = source_B == source
+            orders = self._orders_of(source, np.unique(epoch_B[is_source_B]).tolist())
+            for epoch, order_N in orders.items():
+                here_B = is_source_B & (epoch_B == epoch)
+                ids_B[here_B] = self._rows.starts_S[source] + order_N[ids_B[here_B]]
         return _read(self._rows, ids_B) | {"epoch": epoch_B.astype(np.int32)}
 
-    def _order(self, epoch: int) -> np.ndarray:
-        return _permutation(len(self._rows), self._seed, epoch)
+    def _orders_of(self, source: int, epochs: list[int]) -> dict[int, np.ndarray]:
+        """Returns the order of each epoch, and keeps no others: they are long."""
+        known = self._orders.get(source, {})
+        size = int(self._rows.sizes_S[source])
+        self._orders[source] = {
+            epoch: known[epoch]
+            if epoch in known
+            else _permutation(size, self._seed, epoch, source)
+            for epoch in epochs
+        }
+        return self._orders[source]
 
 
 class EvalBatches:
     """A fixed choice of rows, each once; see `eval_batches`."""
 
-    def __init__(self, rows: Rows, ids_N: np.ndarray, batch_size: int, pad_id: int):
+    def __init__(
+        self, rows: Rows | MixedRows, ids_N: np.ndarray, batch_size: int, pad_id: int
+    ):
         self._rows, self._ids_N = rows, ids_N
         self._batch_size, self._pad_id = batch_size, pad_id
 
@@ -146,12 +175,13 @@ def prefetch(batches, start: int, stop: int, depth: int = 4) -> Iterator[Batch]:
             thread.shutdown(cancel_futures=True)
 
 
-def _permutation(num_rows: int, seed: int, epoch: int) -> np.ndarray:
-    bits = np.random.Philox(key=np.array([seed, epoch], np.uint64))
+def _permutation(num_rows: int, seed: int, epoch: int, source: int = 0) -> np.ndarray:
+    key, counter = np.array([seed, epoch], np.uint64), [0, 0, 0, source]
+    bits = np.random.Philox(key=key, counter=np.array(counter, np.uint64))
     return np.random.Generator(bits).permutation(num_rows)
 
 
-def _read(rows: Rows, ids_B: np.ndarray) -> Batch:
+def _read(rows: Rows | MixedRows, ids_B: np.ndarray) -> Batch:
     found = rows.read(ids_B)
     segment_BxL, position_BxL = _segments(found["segment_lengths"], rows.row_length)
     return {

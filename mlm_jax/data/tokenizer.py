@@ -6,8 +6,10 @@ a word and a bracket. Only `encode_with_masks` reads it as the mask.
 
 import hashlib
 import json
+import os
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +28,16 @@ class SpecialIds(NamedTuple):
     cls: int
     sep: int
     mask: int
+
+
+class Vocabulary:
+    """As much of a tokenizer as a program needs: stands for one that is not trained."""
+
+    special = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = vocab_size
+        self.is_special = np.arange(vocab_size) < len(self.special)
 
 
 class Encoded(NamedTuple):
@@ -99,7 +111,10 @@ class Tokenizer:
             raise InputError(
                 f"tokenizer.kind={kind!r} is not one of {', '.join(KINDS)}"
             )
-        library = KINDS[kind](documents, vocab_size, lowercase, strip_accents)
+        if iter(documents) is documents:
+            documents = list(documents)
+        words = _ShortWords(documents)
+        library = KINDS[kind](words, vocab_size, lowercase, strip_accents)
         size = library.get_vocab_size()
         if size > vocab_size:
             raise InputError(
@@ -131,8 +146,8 @@ class Tokenizer:
           lowercase: applies to `vocab.txt`; a `tokenizer.json` says so itself.
           strip_accents: the same.
         """
-        path = pathlib.Path(path).expanduser()
-        if not path.is_file():
+        path = pathlib.Path(os.path.expanduser(path))
+        if not os.path.isfile(path):
             raise InputError(f"tokenizer.file={path} is not a file")
         if path.suffix == ".json":
             return cls.load(path)
@@ -189,9 +204,20 @@ class Tokenizer:
         return Encoded(tokens_T, word_start_T)
 
 
+class _ShortWords:
+    """Texts with a space after every 1000 characters that have none: trainers take a
+    time quadratic in the length of a word, a day for one of some megabytes."""
+
+    LONG = re.compile(r"(\S{1000})")
+
+    def __init__(self, documents: Iterable[str]):
+        self._documents = documents
+
+    def __iter__(self) -> Iterator[str]:
+        return (self.LONG.sub(r"\1 ", text) for text in self._documents)
+
+
 def _train_wordpiece(documents, vocab_size, lowercase, strip_accents):
-    if iter(documents) is documents:
-        documents = list(documents)
     library = _wordpiece({}, lowercase, strip_accents)
     # The trainer numbers the pieces `##x` of one character in the order of a hash map
     # and breaks ties between merges by number, so that each run gives another

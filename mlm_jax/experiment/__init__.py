@@ -1,1 +1,1 @@
-"""Sweeps over many runs, and what they show; imports no jax."""
+"""Experiments: from a file with a question to a report. Imports no jax."""

@@ -11,7 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from mlm_jax.model.attention import SelfAttention, rotation, segment_mask
-from mlm_jax.model.layers import MLP, dropout, init_weights, layer_norm
+from mlm_jax.model.layers import MLP, PRODUCT, dropout, init_weights, layer_norm
+
+# What the forward pass of a block leaves for the backward pass, which makes the rest
+# anew: all, the results of products with weights, or only the block's input.
+REMAT = {
+    "none": jax.checkpoint_policies.everything_saveable,
+    "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
 
 
 class Block(nn.Module):
@@ -72,9 +80,16 @@ class Encoder(nn.Module):
     dropout: float
     attention_dropout: float
     scan_unroll: int
+    remat: str
     dtype: jnp.dtype
 
     def setup(self):
+        block = Block
+        if self.remat != "none":
+            # Between two loops nothing can be shared; in one line of code, as a scan
+            # unrolled to its end is, XLA would undo what is made anew.
+            in_line = self.scan_unroll >= self.num_layers
+            block = nn.remat(Block, prevent_cse=in_line, policy=REMAT[self.remat])
         self.embed = nn.Embed(
             self.vocab_size, self.width, embedding_init=init_weights, name="embed"
         )
@@ -87,7 +102,7 @@ class Encoder(nn.Module):
         else:
             self.final_norm = layer_norm("final_norm", self.dtype)
         self.blocks = nn.scan(
-            Block,
+            block,
             variable_axes={"params": 0},
             split_rngs={"params": True},
             in_axes=(0, nn.broadcast, nn.broadcast),

@@ -53,9 +53,11 @@ def make_model(
     dropout,
     attention_dropout,
     scan_unroll,
+    remat,
     dtype,
+    platform="cpu",
 ):
-    """Returns the model of the config's `model` section."""
+    """Returns the model of the config's `model` section, to run on `platform`."""
     encoder = Encoder(
         vocab_size=padded_vocab_size(vocab_size),
         max_length=row_length,
@@ -67,17 +69,19 @@ def make_model(
         position=position,
         dropout=dropout,
         attention_dropout=attention_dropout,
-        scan_unroll=scan_unroll or default_scan_unroll(num_layers),
+        scan_unroll=scan_unroll or default_scan_unroll(num_layers, platform),
+        remat=remat,
         dtype=jnp.dtype(dtype),
     )
     return MaskedLM(encoder)
 
 
-def default_scan_unroll(num_layers):
+def default_scan_unroll(num_layers, platform):
     """All layers in one turn up to 12, as a scan's copies of parameters and of what the
     backward pass needs cost a CPU 7% of a step; deeper ones one at a time, since the
-    time to compile grows with the layers of a turn."""
-    return num_layers if num_layers <= 12 else 1
+    time to compile grows with the layers of a turn. One at a time for a TPU, too: 12
+    take XFACTOR times as long to compile (libtpu 0.0.52)."""
+    return num_layers if num_layers <= 12 and platform != "tpu" else 1
 
 
 def padded_vocab_size(vocab_size):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlm_jax.data.pipeline import TrainBatches, eval_batches, prefetch
+from mlm_jax.data.pipeline import TrainBatches, eval_batches, place, prefetch
 
 PAD = 9
 
@@ -49,6 +49,26 @@ def test_segments_and_positions_by_hand():
         assert batch["position"][n].tolist() == position
 
 
+def test_smaller_batches_first_read_the_same_order():
+    """Two of 2 rows, one of 4, then 6 each: nothing is left out, nothing read twice."""
+    ramp = ((2, 2), (1, 4))
+    places = [place(k, 6, ramp) for k in range(5)]
+    assert places == [(0, 2), (2, 2), (4, 4), (8, 6), (14, 6)]
+    rows = FakeRows(7)
+    ramped = TrainBatches(rows, batch_size=6, seed=3, ramp=ramp)
+    single = TrainBatches(rows, batch_size=1, seed=3)
+    ids = [int(single[k]["row"][0]) for k in range(20)]
+    for (first, size), k in zip(places, range(5), strict=True):
+        assert ramped[k]["row"].tolist() == ids[first : first + size]
+        halves = [
+            TrainBatches(
+                rows, batch_size=6, seed=3, ramp=ramp, process_index=i, num_processes=2
+            )[k]["row"].tolist()
+            for i in range(2)
+        ]
+        assert sum(halves, []) == ramped[k]["row"].tolist()
+
+
 def test_a_batch_has_the_promised_arrays():
     train = TrainBatches(FakeRows(7), batch_size=3, seed=0)[5]
     held_out = eval_batches(FakeRows(7), num_rows=0, batch_size=3, pad_id=PAD)[2]
@@ -87,14 +107,21 @@ def test_epochs_and_seeds_are_shuffled_differently():
     assert list(orders[7]) == philox.permutation(50).tolist()
 
 
-def test_b57_b60_any_batch_can_be_read_first():
-    whole = TrainBatches(FakeRows(10), batch_size=4, seed=42)
-    stream = [whole[k] for k in range(20)]
-    for k in (19, 0, 7, 2, 12):
-        fresh = TrainBatches(FakeRows(10), batch_size=4, seed=42)[k]
-        for name, array in stream[k].items():
-            np.testing.assert_array_equal(fresh[name], array)
-            np.testing.assert_array_equal(whole[k][name], array)
+@pytest.mark.parametrize("size, batch_size", [(37, 8), (10, 4), (8, 4), (5, 5)])
+def test_r03_b57_b60_b61_from_any_state_comes_the_same_tail(size, batch_size):
+    """Three epochs and more; a state is a position, at the end of an epoch, too."""
+    whole = TrainBatches(FakeRows(size), batch_size=batch_size, seed=42)
+    count = -(-3 * size // batch_size) + 1
+    stream = [whole[k] for k in range(count)]
+    for start in range(count):
+        fresh = TrainBatches(FakeRows(size), batch_size=batch_size, seed=42)
+        for k in range(start, count):
+            for name, array in fresh[k].items():
+                np.testing.assert_array_equal(array, stream[k][name])
+    for k in reversed(range(count)):  # and without a drift
+        np.testing.assert_array_equal(whole[k]["row"], stream[k]["row"])
+    epochs = [row for batch in stream for row in batch["row"]]
+    assert epochs[:size] != epochs[2 * size : 3 * size]
 
 
 @pytest.mark.parametrize("num_processes", [1, 2, 3, 6])

@@ -1,24 +1,30 @@
 """The row store: what it holds, when it is built again, and what a kill leaves."""
 
 import json
+import os
 import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 
-from mlm_jax.data import sources, staging
+from mlm_jax.data import build, pieces, runners, sources, vocabulary
 from mlm_jax.data.packing import PackStats, pack
+from mlm_jax.data.progress import Progress
 from mlm_jax.data.rows import prepare
-from mlm_jax.errors import InputError
+from mlm_jax.errors import InputError, MlmError
+from tests.texts import documents
 
 TOKENIZER = {
     "kind": "wordpiece",
     "vocab_size": 500,
     "lowercase": True,
     "strip_accents": True,
+    "max_characters": 10**8,
     "file": None,
 }
 
@@ -45,10 +51,12 @@ def quiet(line):
     del line
 
 
+SOURCE_KEYS = ("source", "document", "on_bad_text", "data_dir")
+
+
 def expected_rows(data, store):
     """Returns train and validation rows, packed in memory."""
-    keys = ("source", "document", "on_bad_text", "data_dir")
-    texts = list(sources.documents(**{key: data[key] for key in keys}))
+    texts = list(documents(**{key: data[key] for key in SOURCE_KEYS}))
     found = []
     for is_validation in (False, True):
         fraction = data["validation_fraction"]
@@ -80,7 +88,7 @@ def assert_holds(rows, expected, ids):
 @pytest.mark.parametrize("packing", ["packed", "full", "single"])
 @pytest.mark.parametrize("row_length", [32, 45])
 def test_rows_are_the_packed_documents_in_order(data, monkeypatch, packing, row_length):
-    monkeypatch.setattr(staging, "ROWS_PER_SHARD", 50)  # several shards
+    monkeypatch.setattr(build, "ROWS_PER_SHARD", 50)  # several shards
     data |= {"packing": packing, "row_length": row_length}
     store = prepare(data, TOKENIZER, log=quiet)
     train, validation = expected_rows(data, store)
@@ -211,8 +219,8 @@ def test_b29_the_share_of_unknown_tokens_is_reported(data, tmp_path):
 
 
 SCRIPT = """
-import json, sys
-from mlm_jax.data import rows, staging
+import json, pathlib, sys
+from mlm_jax.data import build, rows, shards
 {before}
 store = rows.prepare(*json.loads(sys.argv[1]))
 assert not {"jax", "tensorflow"} & set(sys.modules)
@@ -248,11 +256,14 @@ def kill(*args, **kwargs):
 @pytest.mark.parametrize(
     "where, after",
     [
-        ("rows.stage", "pass"),
-        ("rows.stage", "original(*args, **kwargs)"),
-        ("staging.StagedShard.__call__", "pass"),
-        ("rows.PackedRows._shard_iterators_per_split", "pass"),
-        ("rows.PackedRows.download_and_prepare", "original(*args, **kwargs)"),
+        ("rows._build", "pass"),
+        ("shards.write", "pass"),
+        ("shards.write", "original(*args, **kwargs)"),
+        ("build.pack_part", "original(*args, **kwargs)"),
+        ("shards.publish", "pass"),
+        ("pathlib.Path.rename", "original(*args, **kwargs)"),
+        ("shards.tfds.folder_dataset.write_metadata", "original(*args, **kwargs)"),
+        ("shards.publish", "original(*args, **kwargs)"),
     ],
 )
 def test_a_kill_at_any_stage_leaves_no_broken_store(data, where, after):
@@ -262,18 +273,165 @@ def test_a_kill_at_any_stage_leaves_no_broken_store(data, where, after):
     store = prepare(data, TOKENIZER, log=quiet)
     train, _ = expected_rows(data, store)
     assert_holds(store.train, train, range(len(train)))
-    left = [p for p in cache_files(data) if {"staged", "incomplete"} & set(p.parts)]
-    assert left == []
+    if where != "shards.publish" or after == "pass":
+        left = [p for p in cache_files(data) if "parts" in p.parts]
+        assert left == []
 
 
-def test_an_error_while_writing_leaves_nothing(data, monkeypatch):
-    def fail(shard):
-        raise RuntimeError("disk")
+@pytest.fixture
+def small_parts(monkeypatch):
+    monkeypatch.setattr(pieces, "PART_BYTES", 4000)
+    monkeypatch.setattr(build, "ROWS_PER_SHARD", 20)
 
-    monkeypatch.setattr(staging.StagedShard, "__call__", fail)
-    with pytest.raises(RuntimeError, match="disk"):
-        prepare(data, TOKENIZER, log=quiet)
-    assert [path.name for path in cache_files(data)] == ["tokenizer.json"]
+
+def in_this_process(task, items):
+    return map(task, items)
+
+
+def store_files(data):
+    root = pathlib.Path(data["cache_dir"])
+    return {p.relative_to(root): p.read_bytes() for p in cache_files(data)}
+
+
+def test_processes_in_any_order_write_the_same_bytes(data, small_parts, tmp_path):
+    alone = data | {"cache_dir": str(tmp_path / "alone")}
+    first = prepare(alone, TOKENIZER, log=quiet, run=in_this_process)
+    run = runners.in_processes(2)
+    prepare(data, TOKENIZER, log=quiet, run=run)
+    backwards = data | {"cache_dir": str(tmp_path / "backwards")}
+    prepare(
+        backwards, TOKENIZER, log=quiet, run=lambda task, items: map(task, items[::-1])
+    )
+    expected = store_files(alone)
+    assert len([p for p in expected if "-train." in p.name]) > 10  # several parts
+    assert store_files(data) == store_files(backwards) == expected
+    assert first.stats["documents"] == 300
+    folder = next(pathlib.Path(data["cache_dir"]).rglob("dataset_info.json")).parent
+    assert_tfds_reads(folder, first.train)
+
+
+def assert_tfds_reads(folder, rows):
+    found = tfds.builder_from_directory(folder).as_data_source(split="train")
+    assert len(found) == len(rows)
+    expected = rows.read(np.arange(len(rows)))
+    for n in range(len(rows)):
+        np.testing.assert_array_equal(found[n]["tokens"], expected["tokens"][n])
+        lengths = found[n]["segment_lengths"]
+        padded = expected["segment_lengths"][n]
+        np.testing.assert_array_equal(lengths, padded[: len(lengths)])
+        bits = np.packbits(expected["word_start"][n])
+        np.testing.assert_array_equal(found[n]["word_start"], bits)
+
+
+def test_a_build_that_was_killed_goes_on(data, small_parts, tmp_path):
+    alone = data | {"cache_dir": str(tmp_path / "alone")}
+    prepare(alone, TOKENIZER, log=quiet, run=in_this_process)
+
+    def killed(task, items):
+        for item in items[:3]:
+            yield task(item)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(data, TOKENIZER, log=quiet, run=killed)
+    done, log = [], []
+
+    def noted(task, items):
+        done.extend(number for number, _ in items)
+        return map(task, items)
+
+    prepare(data, TOKENIZER, log=log.append, run=noted)
+    assert done[0] == 3 and any("packing: 3 of" in line for line in log)
+    assert store_files(data) == store_files(alone)
+
+
+def test_an_error_of_the_text_leaves_nothing(data, small_parts, tmp_path):
+    with open(tmp_path / "text.txt", "ab") as file:
+        file.write(b"\nbad \xff\n")
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n")
+    tokenizer = TOKENIZER | {"file": str(tmp_path / "vocab.txt")}
+    with pytest.raises(InputError, match="text.txt: line 301, byte offset"):
+        prepare(data, tokenizer, log=quiet, run=runners.in_processes(2))
+    assert cache_files(data) == []
+
+
+def test_a_killed_worker_is_told_and_its_part_made_later(data, small_parts, tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n")
+    tokenizer = TOKENIZER | {"file": str(tmp_path / "vocab.txt")}
+
+    def killed(task, items):
+        return runners.in_processes(2)(kill_self, items)
+
+    with pytest.raises(MlmError, match="was killed, perhaps for want of memory"):
+        prepare(data, tokenizer, log=quiet, run=killed)
+    prepare(data, tokenizer, log=quiet, run=in_this_process)
+
+
+def kill_self(item):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_workers_die_with_the_process_that_started_them(tmp_path):
+    code = f"""
+import pathlib, time
+from mlm_jax.data import runners
+from tests.data.test_rows import note_and_sleep
+if __name__ == "__main__":
+    list(runners.in_processes(2)(note_and_sleep, [{str(tmp_path)!r}] * 2))
+"""
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    root = pathlib.Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    process = subprocess.Popen([sys.executable, script], env=environment)
+    wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
+    process.kill()
+    process.wait()
+    pids = [int(path.stem) for path in tmp_path.glob("*.pid")]
+    wait_until(lambda: not any(is_running(pid) for pid in pids))
+
+
+def note_and_sleep(folder):
+    (pathlib.Path(folder) / f"{os.getpid()}.pid").touch()
+    time.sleep(600)
+
+
+def is_running(pid):
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return state[0] != "Z"
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "never came"
+        time.sleep(0.05)
+
+
+def test_a_tokenizer_learns_from_a_sample_of_every_part(data, small_parts, tmp_path):
+    lines = (tmp_path / "text.txt").read_text().split("\n")
+    half = len(lines) // 2
+    marked = ["first " + line for line in lines[:half]]
+    marked += ["second " + line for line in lines[half:]]
+    (tmp_path / "text.txt").write_text("\n".join(marked))
+    source = sources.open_source(data["source"], document="line", data_dir=None)
+    num_parts = len(sources.cut(source))
+    assert num_parts > 5
+
+    def learned(limit):
+        text = data | {"content": "x"}
+        progress = Progress(quiet, "")
+        return list(vocabulary.TrainingTexts([source], text, limit, progress))
+
+    whole, some = learned(10**8), learned(2000)
+    longest = max(map(len, marked))
+    assert 1000 < sum(map(len, some)) < 2000 + num_parts * longest
+    assert sum(map(len, whole)) > 10_000
+    assert {text.split()[0] for text in some} == {"first", "second"}
+    assert [text for text in whole if text in set(some)] == some
 
 
 def test_a_cache_that_cannot_be_made_is_refused(data, tmp_path):

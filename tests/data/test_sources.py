@@ -1,21 +1,25 @@
 """What reaches the tokenizer from a file, a data set or the bundled novels."""
 
 import gzip
-import json
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 
-from mlm_jax.data import sources
+from mlm_jax.data import pieces, sources
 from mlm_jax.errors import InputError
+from tests.texts import documents
 
 
 def read(source, document="line", on_bad_text="stop", data_dir=None, counts=None):
     settings = {"document": document, "on_bad_text": on_bad_text, "data_dir": data_dir}
-    return list(sources.documents(str(source), **settings, counts=counts))
+    return list(documents(str(source), **settings, counts=counts))
+
+
+def fingerprint(source, data_dir=None):
+    found = sources.open_source(source, document="file", data_dir=data_dir)
+    return found.fingerprint()
 
 
 def write(path, data: bytes) -> str:
@@ -119,7 +123,7 @@ def test_b20_nul_is_bad_text(tmp_path):
     ],
 )
 def test_sources_that_cannot_be(source, message, tmp_path):
-    for function in (read, lambda s, **k: sources.fingerprint(s, **k)):
+    for function in (read, fingerprint):
         with pytest.raises(InputError, match=message):
             function(source, data_dir=str(tmp_path))
 
@@ -130,19 +134,83 @@ def test_a_directory_is_refused_with_a_pattern(tmp_path):
 
 
 def test_fingerprint_follows_content_and_order(tmp_path):
-    def fingerprint():
-        return sources.fingerprint(f"files:{tmp_path}/*.txt", data_dir=None)
-
+    source = f"files:{tmp_path}/*.txt"
     write(tmp_path / "1.txt", b"a")
     write(tmp_path / "2.txt", b"b")
-    first = fingerprint()
-    assert first == fingerprint() and len(first) == 64
+    first = fingerprint(source)
+    assert first == fingerprint(source) and len(first) == 64
     write(tmp_path / "1.txt", b"b")
     write(tmp_path / "2.txt", b"a")
-    swapped = fingerprint()
+    swapped = fingerprint(source)
     write(tmp_path / "1.txt", b"ba")
     write(tmp_path / "2.txt", b"")
-    assert len({first, swapped, fingerprint()}) == 3
+    assert len({first, swapped, fingerprint(source)}) == 3
+
+
+@pytest.mark.parametrize("document", ["line", "blank_line", "file"])
+@pytest.mark.parametrize("size", [1, 7, 100, 10**6])
+def test_pieces_cut_no_document(tmp_path, monkeypatch, document, size):
+    rng = np.random.default_rng(size)
+    lines = [b"x" * rng.integers(0, 9) + b"\r" * (n % 7 == 0) for n in range(300)]
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.txt", b"\n".join(lines))
+    write(tmp_path / "c.txt", gzip.compress(b"\n".join(lines)))
+    write(tmp_path / "d.txt", b"")
+    source = f"files:{tmp_path}/*.txt"
+    whole, parts = sources.TextCounts(), sources.TextCounts()
+    expected = read(source, document, counts=whole)
+    monkeypatch.setattr(pieces, "PART_BYTES", size)
+    monkeypatch.setattr(pieces, "MAX_PARTS", 10**9)
+    assert read(source, document, counts=parts) == expected
+    assert parts == whole
+    found = sources.open_source(source, document=document, data_dir=None)
+    cut = sources.cut(found)
+    assert sum(piece.size for part in cut for piece in part) == found.num_bytes()
+    if size <= 100 and document != "file":
+        assert len(cut) > 2 * 1200 / (size + 200)
+    monkeypatch.setattr(pieces, "MAX_PARTS", 4)
+    assert len(sources.cut(found)) <= 6  # pieces are not of one size
+
+
+def test_a_bad_line_is_named_by_its_number_in_the_file(tmp_path, monkeypatch):
+    lines = [b"line %d" % n for n in range(1, 101)]
+    lines[56] += b"\xff"
+    source = write(tmp_path / "bad.txt", b"\n".join(lines))
+    monkeypatch.setattr(pieces, "PART_BYTES", 50)
+    offset = len(b"\n".join(lines[:57])) - 1
+    with pytest.raises(InputError, match=f"bad.txt: line 57, byte offset {offset}:"):
+        read(source)
+
+
+@pytest.mark.parametrize(
+    "source, expected",
+    [
+        ("files:a b.txt", ["1 files:a b.txt"]),
+        ("2 files:a", ["2 files:a"]),
+        (
+            "0.7 tfds:lm1b + .3 files:x/*.txt",
+            ["7/10 tfds:lm1b", "3/10 files:x/*.txt"],
+        ),
+        ("1 files:c++ + d.txt + 2 files:e", ["1 files:c++ + d.txt", "2 files:e"]),
+    ],
+)
+def test_mixtures_are_sources_with_weights(source, expected):
+    assert [f"{weight} {name}" for weight, name in sources.mixture(source)] == expected
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("0.7 files:a + files:b", "each source of a mixture has its weight"),
+        ("files:a + 0.3 files:b", "each source of a mixture has its weight"),
+        ("files:a + tfds:b", "each source of a mixture has its weight"),
+        ("0 files:a + 1 files:b", "the weight of files:a is 0"),
+        ("1 files:a + 1 files:a", "names files:a twice"),
+    ],
+)
+def test_mixtures_that_cannot_be(source, message):
+    with pytest.raises(InputError, match=message):
+        sources.mixture(source)
 
 
 def test_held_out_is_a_function_of_content_at_the_asked_rate():
@@ -156,70 +224,18 @@ def test_held_out_is_a_function_of_content_at_the_asked_rate():
     assert not any(a and not b for a, b in zip(held, kept, strict=True))
 
 
-class Sayings(tfds.core.GeneratorBasedBuilder):
-    """A data set of the user's own."""
-
-    VERSION = tfds.core.Version("1.2.0")
-
-    def _info(self):
-        features = {"author": tfds.features.Text(), "text": tfds.features.Text()}
-        return tfds.core.DatasetInfo(
-            builder=self,
-            features=tfds.features.FeaturesDict(features),
-            disable_shuffling=True,
-        )
-
-    def _split_generators(self, dl_manager):
-        return {"train": self._generate_examples()}
-
-    def _generate_examples(self):
-        for n, text in enumerate(["Know\rthyself.\nSaid\u2028one.", "  ", "Nothing."]):
-            yield n, {"author": "a", "text": text}
-
-
-@pytest.fixture
-def sayings(tmp_path):
-    tfds.disable_progress_bar()
-    builder = Sayings(data_dir=tmp_path, file_format="array_record")
-    builder.download_and_prepare()
-    return builder
-
-
-@pytest.mark.parametrize("name", ["tfds:sayings", "tfds:sayings:1.2.0"])
-def test_tfds_train_split_in_order(sayings, tmp_path, name):
-    counts = sources.TextCounts()
-    found = read(name, data_dir=str(tmp_path), counts=counts)
-    assert found == ["Know\rthyself.\nSaid\u2028one.", "Nothing."]
-    assert (counts.documents, counts.empty) == (2, 1)
-    assert len(sources.fingerprint(name, data_dir=str(tmp_path))) == 64
-
-
-def test_tfds_other_formats_are_refused(sayings, tmp_path):
-    path = sayings.data_path / "dataset_info.json"
-    info = json.loads(path.read_text())
-    path.write_text(json.dumps(info | {"fileFormat": "tfrecord"}))
-    with pytest.raises(InputError, match="as tfrecord, which has no random access"):
-        read("tfds:sayings", data_dir=str(tmp_path))
-
-
-def test_tfds_not_prepared_names_the_folder_and_the_command(tmp_path):
-    with pytest.raises(InputError, match="is not prepared in") as caught:
-        read("tfds:glue/cola", data_dir=str(tmp_path))
-    message = str(caught.value)
-    assert str(tmp_path) in message and "download_and_prepare()" in message
-    assert "file_format='array_record'" in message
-
-
 def test_package_needs_neither_jax_nor_tensorflow():
     code = """
 import sys
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("jax", "flax", "optax", "tensorflow"):
+        if name.partition(".")[0] in {refused}:
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Refuse())
-from mlm_jax.data import packing, pipeline, rows, sources, tokenizer
+from mlm_jax.data import packing, pipeline, rows, runners, sources, tokenizer
 """
+    refused = ("jax", "flax", "optax", "tensorflow", "apache_beam")
+    code = code.replace("{refused}", str(refused))
     subprocess.run([sys.executable, "-c", code], check=True)

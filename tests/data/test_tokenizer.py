@@ -92,8 +92,9 @@ def test_save_and_load_keep_ids_and_digest(kind, tmp_path):
 def test_training_is_the_same_in_every_process(kind):
     # Unigram is not: the library sums its scores in the order of a hash map.
     code = f"""
-from mlm_jax.data import sources, tokenizer
-documents = list(sources.documents(
+from mlm_jax.data import tokenizer
+from tests import texts
+documents = list(texts.documents(
     "bundled:austen", document="file", on_bad_text="stop", data_dir=None))[:15]
 print(tokenizer.Tokenizer.train(documents, kind={kind!r}, vocab_size=1000,
       lowercase=True, strip_accents=True).digest)
