@@ -63,14 +63,14 @@ def _differences(facts):
         config = facts["experiment"]["config"]
         text = f"All arms change {config} by: {_settings(base)}."
         blocks.append(Text(text, "note"))
-    if trunk := facts["experiment"].get("trunk"):
+    if trunk := facts["experiment"]["trunk"]:
         text = _settings(trunk)
         blocks.append(
             Text(f"All arms go on from the end of a run with {text}.", "note")
         )
-    if rungs := facts["experiment"].get("rungs"):
+    if rungs := facts["experiment"]["rungs"]:
         share = facts["experiment"]["keep"]
-        text = f"At steps {_value(rungs)} the best {share:.0%} of the arms went on."
+        text = f"Of the arms the best {share:.0%} went on at step {_value(rungs)}."
         blocks.append(Text(text, "note"))
     return blocks
 
@@ -113,6 +113,9 @@ def _comparison(facts):
             ),
             comparison_table(equal["rows"]),
         ]
+    for rung in facts["rungs"]:
+        title = f"{experiment['metric']} at step {rung['step']:,}, where halving chose"
+        blocks += [Text(title, "title"), comparison_table(rung["rows"])]
     main = facts["comparison"][experiment["metric"]]
     return [*blocks, Text(_confidence(main), "note")]
 

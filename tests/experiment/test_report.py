@@ -442,11 +442,17 @@ def test_nothing_trained_is_a_report_too(tmp_path, monkeypatch, capsys):
 
 
 def test_branches_and_halving_are_told(swept):
-    facts = facts_of(swept, mask_rate())
-    facts["experiment"] |= {"trunk": {"seed": 3}, "rungs": [10, 20], "keep": 0.5}
+    experiment = mask_rate(trunk={"seed": 3}, rungs=(10, 20))
+    facts = facts_of(swept, experiment)
     text = page_module.to_markdown("", document.make_sections(facts, []))
     assert "go on from the end of a run with seed = 3" in text
-    assert "At steps 10, 20 the best 50% of the arms went on" in text
+    assert "Of the arms the best 50% went on at step 10, 20." in text
+    assert "### eval/loss@0.15 at step 20, where halving chose" in text
+    rows = facts["rungs"][1]["rows"]
+    assert [row["n"] for row in rows] == [6, 6, 6, 5, 6]  # all but the missing one
+    lines = read_json_lines(swept / "rate=0.8" / "seed2" / "metrics.jsonl")
+    assert rows[4]["values"]["2"] == lines[-1]["eval/loss@0.15"]
+    assert lines[-1]["step"] == 20
 
 
 def test_different_exams_and_unplanned_changes_are_told(tmp_path):
