@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 from scipy import special
 
 from mlm_jax.experiment.report import exam_rate
@@ -142,6 +142,7 @@ def _comparison(facts):
             axes.plot([found["low"], found["high"]], [y, y], color=color, lw=2.2)
         axes.plot(found["mean"], y, "D", ms=5.5, color=color)
     axes.axvline(0, color=INK, lw=1)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_yticks(range(len(rows)), [_label(row["arm"]) for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)

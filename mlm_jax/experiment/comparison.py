@@ -45,6 +45,26 @@ def at_equal_flops(experiment, finished):
     return {"flops": flops, "rows": compare(experiment, values, exam)}
 
 
+def at_rungs(experiment, runs):
+    """Returns the comparison at each step where halving chose the arms that go on, over
+    all runs that came so far."""
+    return [
+        {"step": rung, "rows": compare(experiment, values, experiment.metric)}
+        for rung in experiment.rungs
+        if any((values := _values_at(experiment, runs, rung)).values())
+    ]
+
+
+def _values_at(experiment, runs, step):
+    values: dict[str, dict[int, float]] = {arm.name: {} for arm in experiment.arms}
+    for run in runs:
+        if run.curves and step in run.curves.steps:
+            found = run.curves.values[experiment.metric][run.curves.steps == step][0]
+            if math.isfinite(found):
+                values[run.arm][run.seed] = float(found)
+    return values
+
+
 def compare(experiment, values, exam):
     """Returns a row for each arm: its mean, and its paired difference to the baseline,
     with p adjusted for all arms. `values` is {arm: {seed: value}}."""

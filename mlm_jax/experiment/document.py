@@ -60,10 +60,23 @@ def _differences(facts):
     rows = [[arm, *(_value(by_arm[arm]) for by_arm in fields.values())] for arm in arms]
     blocks: list[Block] = [Table(["arm", *fields], rows, is_wordy=True)]
     if base := facts["experiment"]["base"]:
-        text = ", ".join(f"{name} = {_value(value)}" for name, value in base.items())
         config = facts["experiment"]["config"]
-        blocks.append(Text(f"All arms change {config} by: {text}.", "note"))
+        text = f"All arms change {config} by: {_settings(base)}."
+        blocks.append(Text(text, "note"))
+    if trunk := facts["experiment"]["trunk"]:
+        text = _settings(trunk)
+        blocks.append(
+            Text(f"All arms go on from the end of a run with {text}.", "note")
+        )
+    if rungs := facts["experiment"]["rungs"]:
+        share = facts["experiment"]["keep"]
+        text = f"Of the arms the best {share:.0%} went on at step {_value(rungs)}."
+        blocks.append(Text(text, "note"))
     return blocks
+
+
+def _settings(settings):
+    return ", ".join(f"{name} = {_value(value)}" for name, value in settings.items())
 
 
 def _value(value):
@@ -100,6 +113,9 @@ def _comparison(facts):
             ),
             comparison_table(equal["rows"]),
         ]
+    for rung in facts["rungs"]:
+        title = f"{experiment['metric']} at step {rung['step']:,}, where halving chose"
+        blocks += [Text(title, "title"), comparison_table(rung["rows"])]
     main = facts["comparison"][experiment["metric"]]
     return [*blocks, Text(_confidence(main), "note")]
 
@@ -133,6 +149,9 @@ def _confidence(rows):
     }
     texts = [f"{share:.1%} with {n} seeds" for n, share in sorted(found)]
     have = f"Intervals have a confidence of {', '.join(texts)}. " if texts else ""
+    needed = statistics.seeds_needed()
+    if any(n < needed for n, _ in found):
+        have += f"Those of fewer than {needed} seeds are the seeds' range. "
     return (
         f"{have}Detectable: the difference that a single test at "
         f"p ≤ {statistics.ALPHA:g} finds four times in five with these seeds."

@@ -46,6 +46,7 @@ def make_facts(experiment, runs):
         "exams": exams,
         "comparison": compared,
         "equal_flops": comparison.at_equal_flops(experiment, finished),
+        "rungs": comparison.at_rungs(experiment, runs),
         "own_rate": _own_rates(finished),
         "matrix": _matrix(experiment, compared),
         "optima": optimum_rows,

@@ -67,7 +67,7 @@ def read_run(folder, experiment, arm, seed):
         reason = diverged or "no metrics.jsonl"
         return Run(arm.name, seed, state, reason, {}, {}, None, math.nan, math.nan)
     c = config.flatten(config.load(folder))
-    _check_settings(folder, c, experiment.base | arm.settings | {"seed": seed})
+    _check_settings(folder, c, experiment.base | arm.settings)
     lines = metrics.read_json_lines(folder / "metrics.jsonl")
     curves = _read_curves(folder, c, lines)
     last = int(curves.steps[-1]) if len(curves.steps) else 0
@@ -76,7 +76,9 @@ def read_run(folder, experiment, arm, seed):
         state, reason = "diverged", diverged
     elif last < c["optim.num_steps"]:
         state = "unfinished"
-        reason = f"evaluated last at step {last:,} of {c['optim.num_steps']:,}"
+        reason = f"at step {last:,} of {c['optim.num_steps']:,}"
+        if len(values_K := curves.values.get(experiment.metric, ())):
+            reason += f", {experiment.metric} {values_K[-1]:.4f}"
     elif any(math.isnan(values_K[-1]) for values_K in curves.values.values()):
         state, reason = "diverged", "its last evaluation is not finite"
     speeds = _column(lines, "train/tokens_per_second")[1]
@@ -98,8 +100,7 @@ def _read_diverged(folder):
     if not path.exists():
         return ""
     try:
-        found = json.loads(path.read_bytes())
-        return f"diverged at step {found['step']:,}: {found['reason']}"
+        return str(json.loads(path.read_bytes())["reason"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is damaged ({error!r}); remove it.") from error
 

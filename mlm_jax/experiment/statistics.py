@@ -97,13 +97,9 @@ def _subsets(n):
 def _ends(means_K, alpha):
     """Returns (low, high, confidence) of the interval between two of the means."""
     total = len(means_K) + 1  # and the flip of no sign
-    k = max(_rank(total, alpha), 1)
+    k = max(math.floor(alpha / 2 * total + 1e-9), 1)
     ordered_K = np.partition(means_K, [k - 1, len(means_K) - k])
     return float(ordered_K[k - 1]), float(ordered_K[-k]), 1 - 2 * k / total
-
-
-def _rank(total, alpha):
-    return math.floor(alpha / 2 * total + 1e-9)
 
 
 def sign_flip_p(differences_S):

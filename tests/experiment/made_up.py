@@ -119,7 +119,7 @@ def write_run(folder, experiment, arm, seed, losses, state, speed):
             if step % EVERY == 0:
                 writer.write(step, exam(c, seed, step, losses))
     if state == "diverged":
-        text = json.dumps({"step": last + 1, "reason": "loss nan"})
+        text = json.dumps({"reason": f"step {last + 1}: loss nan"})
         (folder / "diverged.json").write_text(text)
 
 

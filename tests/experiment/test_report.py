@@ -15,10 +15,12 @@ import pytest
 
 from mlm_jax import report
 from mlm_jax.errors import InputError
-from mlm_jax.experiment import results, words
+from mlm_jax.experiment import document, results, words
+from mlm_jax.experiment import page as page_module
 from mlm_jax.experiment.report import make_facts
 from mlm_jax.experiment.sweep import Arm, Experiment
 from mlm_jax.flops import step_flops
+from mlm_jax.metrics import read_json_lines
 from tests.experiment import made_up
 from tests.runs import ROOT
 
@@ -148,6 +150,16 @@ def test_comparison_tables_match_the_json(swept, facts, page, form):
             assert_is(detectable, row["detectable"])
 
 
+def test_each_p_stands_in_its_own_column():
+    found = {"mean": 1.0, "low": None, "high": None}
+    row = {"arm": "a", "n": 3, "mean": found, "difference": None, "verdict": ""}
+    row |= {"p": 0.01, "holm_p": 0.02, "joint_p": 0.03, "detectable": 0.04}
+    table = document.comparison_table([row])
+    shown = dict(zip(table.header, table.rows[0], strict=True))
+    assert (shown["p"], shown["Holm p"], shown["joint p"]) == ("0.01", "0.02", "0.03")
+    assert shown["detectable"] == "0.0400"
+
+
 def test_the_other_tables_match_the_json(facts, page):
     (matrix,) = tables(page, "matrix")
     for cells, arm, means in zip(
@@ -194,29 +206,43 @@ def test_the_json_is_what_the_runs_hold(swept, facts):
     assert verdicts == ["", "better", "better", "", ""]  # five seeds, and four
 
 
-def test_axes_count_what_was_trained_on(swept, facts):
-    run = results.read(mask_rate(), swept)[0]
-    folder = swept / "rate=0.1" / "seed0"
-    ledger = [json.loads(x) for x in (folder / "ledger.jsonl").read_text().splitlines()]
-    curves = run.curves
-    assert curves.steps.tolist() == [0, 10, 20, 30, 40]
-    for name, axis in (("num_maskable", "tokens"), ("num_masked", "predictions")):
-        total = [sum(row[name] for row in ledger[:step]) for step in curves.steps]
-        assert getattr(curves, axis).tolist() == total
+def flops_of(run, ledger, views):
+    """Step by step."""
     c = run.config
-    flops = sum(
+    return sum(
         step_flops(
             num_layers=c["model.num_layers"],
             width=c["model.width"],
             mlp_width=c["model.mlp_width"],
             row_length=c["data.row_length"],
             vocab_size=made_up.store().tokenizer.vocab_size,
-            num_rows=c["data.batch_size"],
-            predictions_per_row=row["num_masked"] / c["data.batch_size"],
+            num_rows=views * c["data.batch_size"],
+            predictions_per_row=row["num_masked"] / views / c["data.batch_size"],
         )
         for row in ledger
     )
-    assert curves.flops[-1] == pytest.approx(flops)
+
+
+def test_each_view_of_a_row_is_work(tmp_path):
+    settings = [{"corruption.views": 3, "corruption.rate": 0.1}]
+    experiment = made_up.experiment(settings, (0,), settings[0])
+    made_up.write(tmp_path, experiment)
+    (run,) = results.read(experiment, tmp_path)
+    folder = tmp_path / "views=3,rate=0.1" / "seed0"
+    ledger = read_json_lines(folder / "ledger.jsonl")
+    assert run.curves.flops[-1] == pytest.approx(flops_of(run, ledger, views=3))
+
+
+def test_axes_count_what_was_trained_on(swept, facts):
+    run = results.read(mask_rate(), swept)[0]
+    folder = swept / "rate=0.1" / "seed0"
+    ledger = read_json_lines(folder / "ledger.jsonl")
+    curves = run.curves
+    assert curves.steps.tolist() == [0, 10, 20, 30, 40]
+    for name, axis in (("num_maskable", "tokens"), ("num_masked", "predictions")):
+        total = [sum(row[name] for row in ledger[:step]) for step in curves.steps]
+        assert getattr(curves, axis).tolist() == total
+    assert curves.flops[-1] == pytest.approx(flops_of(run, ledger, views=1))
     seconds = curves.tokens[-1] / 20_000
     assert curves.seconds[-1] == pytest.approx(seconds, rel=0.1)
     curve = facts["curves"]["rate=0.1"]
@@ -274,14 +300,17 @@ def test_of_an_accuracy_more_is_better(swept):
 
 def test_failed_runs_are_told_of_and_not_compared(swept, facts, page):
     (counts, failed) = tables(page, "runs")
+    unfinished = swept / "rate=0.8" / "seed2" / "metrics.jsonl"
+    last = json.loads(unfinished.read_text().splitlines()[-1])
+    reached = f"eval/loss@0.15 {last['eval/loss@0.15']:.4f}"
     assert counts[3:] == [
         ["rate=0.5", "5", "0", "0", "1"],
         ["rate=0.8", "4", "1", "1", "0"],
     ]
     assert failed == [
         ["rate=0.5", "0", "missing", "no metrics.jsonl"],
-        ["rate=0.8", "1", "diverged", "diverged at step 21: loss nan"],
-        ["rate=0.8", "2", "unfinished", "evaluated last at step 20 of 40"],
+        ["rate=0.8", "1", "diverged", "step 21: loss nan"],
+        ["rate=0.8", "2", "unfinished", f"at step 20 of 40, {reached}"],
     ]
     rows = facts["comparison"][facts["experiment"]["metric"]]
     assert [row["n"] for row in rows] == [6, 6, 6, 5, 4]
@@ -410,6 +439,20 @@ def test_nothing_trained_is_a_report_too(tmp_path, monkeypatch, capsys):
     assert "nothing is compared" in printed and str(page) in printed
     assert "no metrics.jsonl" in page.read_text()
     Reader(page.read_text())
+
+
+def test_branches_and_halving_are_told(swept):
+    experiment = mask_rate(trunk={"seed": 3}, rungs=(10, 20))
+    facts = facts_of(swept, experiment)
+    text = page_module.to_markdown("", document.make_sections(facts, []))
+    assert "go on from the end of a run with seed = 3" in text
+    assert "Of the arms the best 50% went on at step 10, 20." in text
+    assert "### eval/loss@0.15 at step 20, where halving chose" in text
+    rows = facts["rungs"][1]["rows"]
+    assert [row["n"] for row in rows] == [6, 6, 6, 5, 6]  # all but the missing one
+    lines = read_json_lines(swept / "rate=0.8" / "seed2" / "metrics.jsonl")
+    assert rows[4]["values"]["2"] == lines[-1]["eval/loss@0.15"]
+    assert lines[-1]["step"] == 20
 
 
 def test_different_exams_and_unplanned_changes_are_told(tmp_path):

@@ -188,6 +188,18 @@ def test_planted_optimum_is_recovered():
     assert found.rate == pytest.approx(0.3) and math.isnan(found.low)
 
 
+@pytest.mark.parametrize("num_seeds", [3, 8])
+def test_interval_of_the_optimum_is_students_where_noise_is_small(num_seeds):
+    """Then the least place is linear in the losses, a mean of that of each seed."""
+    losses = planted(0.3, num_seeds, seed=1, noise=1e-5)
+    found = statistics.fit_optimum(RATES, losses)
+    places = [statistics.fit_optimum(RATES, one[:, None]).rate for one in losses.T]
+    places = special.logit(places)
+    low, high = stats.t.interval(0.95, num_seeds - 1, places.mean(), stats.sem(places))
+    width = special.logit(found.high) - special.logit(found.low)
+    assert width == pytest.approx(high - low, rel=0.08)
+
+
 @pytest.mark.parametrize("num_seeds", [3, 6])
 def test_interval_of_the_optimum_holds_it(num_seeds):
     found = [
@@ -204,6 +216,7 @@ def test_interval_of_the_optimum_holds_it(num_seeds):
     [
         (RATES, 0.95, "least at 0.8, where they end"),
         (RATES, 0.01, "least at 0.05, where they end"),
+        (RATES[:4], 0.35, "least at 0.2, where they end"),
         (RATES[:3], 0.1, "needs 4 rates or more; there are 3"),
     ],
 )
