@@ -1,4 +1,4 @@
-"""The job that SLURM runs: the training command, submitted again when its time ends.
+"""The jobs that SLURM runs: commands, submitted again when their time ends.
 
 submitit writes the job to a file of its own and reads it back on the node; nothing of
 that is read here.
@@ -52,3 +52,12 @@ def submit(command, *, folder, cwd, parameters):
     executor.update_parameters(**parameters)
     job = executor.submit(Command(command, cwd))
     return job.job_id, job.paths.stdout
+
+
+def submit_array(commands, *, folder, cwd, parameters):
+    """Submits a job array, one task a command. Returns its id."""
+    executor = submitit.SlurmExecutor(folder, max_num_timeout=MAX_RESTARTS)
+    executor.update_parameters(**parameters)
+    with executor.batch():
+        jobs = [executor.submit(Command(command, cwd)) for command in commands]
+    return jobs[0].job_id.partition("_")[0]

@@ -9,14 +9,19 @@ left as they are; an arm whose config has changed since is refused by name.
 
 Each run is an ordinary one in `WORKDIR/ARM/seedN`. On a CPU, which a single run fills,
 runs of one program come one after another; elsewhere they are trained together, as one
-stacked state (--together). --only=ARM,ARM leaves the others out.
+stacked state (--together). --only=ARM leaves the others out.
+
+With --slurm (and --slurm_partition=… and so on, as for `mlm_jax.launch`) every arm is a
+task of a job array.
 """
 
 import contextlib
 import itertools
 import json
 import math
+import os
 import pathlib
+import sys
 import time
 
 import jax
@@ -33,6 +38,7 @@ from mlm_jax import (
     population,
     processes,
     program,
+    slurm_flags,
     workdir,
 )
 from mlm_jax.data import rows
@@ -46,7 +52,7 @@ PLAN = flags.DEFINE_bool("plan", False, "Print the plan and stop.")
 TOGETHER = flags.DEFINE_integer(
     "together", None, "Runs trained at once; by default 1 on a CPU, else all.", 1
 )
-ONLY = flags.DEFINE_list("only", [], "Arms to run, of all those of the experiment.")
+ONLY = flags.DEFINE_multi_string("only", [], "An arm to run, of all; may be repeated.")
 
 DIVERGED = "diverged.json"
 # Share of a large matrix product's rate that a small model's step reaches on a CPU.
@@ -225,6 +231,25 @@ def drive_one(training, step, stop):
     return {}
 
 
+def submit(file, experiment, left):
+    """Submits the arms that have steps left, each to run by this command."""
+    if experiment.trunk is not None or experiment.rungs:
+        raise InputError(
+            f"{file}: arms with TRUNK or RUNGS wait for each other: no --slurm."
+        )
+    arms = list(dict.fromkeys(run.arm.name for run in left))
+    ours = [a for a in slurm_flags.others(sys.argv[1:]) if "--only=" not in a]
+    this = [sys.executable, "-m", "mlm_jax.sweep", *ours]
+    with slurm_flags.submitting(WORKDIR.value) as (slurm, folder):
+        job = slurm.submit_array(
+            [[*this, f"--only={arm}"] for arm in arms],
+            folder=folder,
+            cwd=os.getcwd(),
+            parameters=slurm_flags.parameters(experiment.name),
+        )
+    print(f"array {job} of {len(arms)} tasks: see {folder}; scancel {job} ends it.")
+
+
 def main(arguments):
     if len(arguments) != 1:
         raise InputError(
@@ -242,6 +267,9 @@ def main(arguments):
     left = to_do([*trunks, *chosen])
     print(describe(experiment, [*trunks, *found], left), flush=True)
     if PLAN.value:
+        return
+    if slurm_flags.SLURM.value:
+        submit(arguments[0], experiment, left)
         return
     clock = Clock(left)
     with processes.StopSignal() as stop:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from mlm_jax import checkpoint, launch
+from mlm_jax import checkpoint, slurm_flags
 from mlm_jax.errors import InputError
 from tests import cluster, runs
 
@@ -42,9 +42,9 @@ def submit(environment, workdir, shared, *flags, code=0, **overrides):
 def test_what_is_not_ours_goes_to_training():
     ours = ["--slurm", "--slurm_nodes=2", "-slurm_mem=4GB", "--noslurm"]
     theirs = ["--config=a.py", "--config.data.source=files:--slurm", "-workdir", "runs"]
-    assert launch.train_arguments([*theirs[:2], *ours[:3], *theirs[2:]]) == theirs
+    assert slurm_flags.others([*theirs[:2], *ours[:3], *theirs[2:]]) == theirs
     with pytest.raises(InputError, match="write --slurm_nodes=VALUE"):
-        launch.train_arguments(["--slurm_nodes", "2"])
+        slurm_flags.others(["--slurm_nodes", "2"])
 
 
 @pytest.mark.parametrize(
@@ -187,3 +187,47 @@ def runs_until(condition, slurm, job, workdir, seconds=300):
         assert state(slurm, job)["JobState"] in ("PENDING", "RUNNING"), logs(workdir)
         assert time.monotonic() < deadline, logs(workdir)
         time.sleep(0.2)
+
+
+QUESTION = '''"""Is an array of jobs the same as one command here?"""
+
+from mlm_jax.experiment.sweep import values
+
+CONFIG = "configs/tiny.py"
+ARMS = values("corruption.rate", 0.15, 0.3)
+SEEDS = (0,)
+BASELINE = "rate=0.15"
+METRIC = "eval/loss@0.15"
+SETTINGS = {settings}
+'''
+
+
+@pytest.mark.slow
+def test_an_experiment_is_an_array_of_jobs(slurm, shared, tmp_path):
+    settings = runs.OVERRIDES | {"data.cache_dir": str(shared / "rows")}
+    file = tmp_path / "question.py"
+    file.write_text(QUESTION.format(settings=repr(settings)))
+    command = [sys.executable, "-m", "mlm_jax.sweep", str(file)]
+    environment = slurm | {
+        "XLA_FLAGS": "",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(
+            [str(runs.ROOT), os.environ.get("PYTHONPATH", "")]
+        ),
+    }
+    here, there = tmp_path / "here", tmp_path / "there"
+    for flags in ([f"--workdir={here}"], [f"--workdir={there}", "--slurm"]):
+        done = subprocess.run(
+            [*command, *flags],
+            cwd=runs.ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    array = re.search(r"array (\d+) of 2 tasks", done.stdout)[1]
+    for task in (0, 1):
+        wait_for(slurm, f"{array}_{task}", "COMPLETED", "FAILED")
+        assert state(slurm, f"{array}_{task}")["JobState"] == "COMPLETED", logs(there)
+    for arm in ("rate=0.15", "rate=0.3"):
+        assert runs.digest(here / arm / "seed0") == runs.digest(there / arm / "seed0")
