@@ -112,10 +112,10 @@ def describe(experiment, runs, left):
         return "\n".join([*lines, "nothing is left to do"])
     rate = matrix_rate()
     total = 0.0
-    for number, group in enumerate(sweep.groups(left, step_cost), 1):
+    for number, group in enumerate(sweep.groups(runs, step_cost), 1):
         arms = dict.fromkeys(run.arm.name for run in group)
         slots, cost = step_cost(group[0].config)
-        work = sum(steps_left(run) for run in group) * cost
+        work = sum(steps_left(run) for run in group if run in left) * cost
         total += work
         lines.append(
             f"  program {number}: {len(group)} runs of {cost / 1e9:.2f} GFLOP a step, "
@@ -172,18 +172,24 @@ class Clock:
         )
 
 
-def train(runs, clock, stop, until=None):
-    """Trains what has steps left up to step `until`, by default the last."""
-    for group in sweep.groups(to_do(runs, until), step_cost):
-        train_group(group, clock, stop, until)
+def train(groups, chosen, clock, stop, until=None):
+    """Trains what has steps left of the runs chosen up to step `until`, by default the
+    last.
+
+    A program is that of its whole group, whatever is left of it: with other prediction
+    slots the numbers would be rounded otherwise.
+    """
+    for group in groups:
+        left = to_do([run for run in group if run in chosen], until)
+        if left:
+            train_group(group[0].config, left, clock, stop, until)
 
 
-def train_group(group, clock, stop, until):
-    """Trains the runs of one program, in turn or together."""
-    first = group[0].config
+def train_group(first, runs, clock, stop, until):
+    """Trains the runs by the program of config `first`, in turn or together."""
     store = rows.prepare(first.data, first.tokenizer)
     sizes = config.check_devices(first, jax.local_device_count())
-    together = TOGETHER.value or (1 if jax.default_backend() == "cpu" else len(group))
+    together = TOGETHER.value or (1 if jax.default_backend() == "cpu" else len(runs))
     mesh = parallel.make_mesh(sizes if together == 1 else {"data": 1})
     made = program.make_program(
         first, store.tokenizer, store.token_counts, mesh, step_cost(first)[0]
@@ -191,7 +197,7 @@ def train_group(group, clock, stop, until):
     step = made.train_step
     if together > 1:
         step = population.make_step(made.step, together)
-    for some in itertools.batched(group, together):
+    for some in itertools.batched(runs, together):
         with contextlib.ExitStack() as stack:
             held, trainings, lefts = [], [], []
             for run in some:
@@ -217,10 +223,8 @@ def train_group(group, clock, stop, until):
                 if i in failed:
                     reason = {"reason": str(failed[i])}
                     files.write_text(run.directory / DIVERGED, json.dumps(reason))
-                what = (
-                    "diverged" if i in failed else f"is at step {until or 'its last'}"
-                )
-                clock.ended(run, lefts[i], what)
+                reached = f"is at step {until or run.config.optim.num_steps:,}"
+                clock.ended(run, lefts[i], "diverged" if i in failed else reached)
 
 
 def drive_one(training, step, stop):
@@ -235,7 +239,8 @@ def submit(file, experiment, left):
     """Submits the arms that have steps left, each to run by this command."""
     if experiment.trunk is not None or experiment.rungs:
         raise InputError(
-            f"{file}: arms with TRUNK or RUNGS wait for each other: no --slurm."
+            f"{file}: arms with TRUNK or RUNGS wait for each other; without --slurm, "
+            "one job runs them all."
         )
     arms = list(dict.fromkeys(run.arm.name for run in left))
     ours = [a for a in slurm_flags.others(sys.argv[1:]) if "--only=" not in a]
@@ -273,7 +278,7 @@ def main(arguments):
         return
     clock = Clock(left)
     with processes.StopSignal() as stop:
-        train(trunks, clock, stop)
+        train(sweep.groups(trunks, step_cost), trunks, clock, stop)
         for run in chosen if trunks else ():
             trunk = trunks[experiment.seeds.index(run.seed)]
             if status(trunk) == "finished":
@@ -283,7 +288,7 @@ def main(arguments):
             runs = [run for run in chosen if run.arm in alive]
             if trunks:  # a branch whose trunk has failed has nothing to go on from
                 runs = [run for run in runs if status(run) != "new"]
-            train(runs, clock, stop, until)
+            train(sweep.groups(found, step_cost), runs, clock, stop, until)
             if until:
                 print(f"step {until}: {len(alive)} arms were there", flush=True)
     print(
