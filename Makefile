@@ -9,7 +9,7 @@ train: setup
 	$(PYTHON) -m mlm_jax.train --config=configs/austen.py --workdir=runs/austen
 
 test: lint
-	$(PYTHON) -m pytest -q
+	$(PYTHON) -m pytest -q -n 2 --dist loadfile
 
 lint: setup
 	$(PYTHON) -m ruff check .

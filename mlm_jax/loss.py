@@ -209,11 +209,18 @@ class Output(NamedTuple):
 def _output(slots, table_VxD, bias_V, num_classes):
     table_VxD = table_VxD.astype(slots[0].dtype)
     is_class_V = _is_class(bias_V, num_classes)
-    # Not of a slice: where V is in parts, it would move rows between devices.
+    # A product, not the mean of a slice: where V is in parts, a slice would move rows
+    # between devices, and on a CPU it would be another table.
+    total_D = jnp.matmul(
+        is_class_V.astype(table_VxD.dtype),
+        table_VxD,
+        precision="highest",
+        preferred_element_type=jnp.float32,
+    )
     return Output(
         table_VxD,
         jnp.where(is_class_V, bias_V, -jnp.inf),
-        table_VxD.mean(0, jnp.float32, where=is_class_V[:, None]),
+        total_D / num_classes,
         bias_V.mean(where=is_class_V),
     )
 

@@ -35,6 +35,7 @@ def model_and_params(tokenizer):
         dropout=0.5,
         attention_dropout=0.5,
         scan_unroll=1,
+        remat="none",
         dtype="float32",
     )
     row = jnp.zeros((1, ROW_LENGTH), jnp.int32)
