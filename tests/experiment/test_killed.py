@@ -76,7 +76,7 @@ def test_nine_rates_and_six_seeds_killed_three_times(tmp_path, shared):
     while num_killed < KILLS:
         process = start("sweep", file, killed, shared)
         try:
-            process.wait(draw.uniform(15, 40))
+            process.wait(draw.uniform(4, 9))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
