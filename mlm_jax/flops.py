@@ -30,3 +30,16 @@ def step_flops(
     layer = num_tokens * (8 * width**2 + 4 * width * mlp_width + 4 * row_length * width)
     head = num_predictions * (2 * width**2 + 2 * width * vocab_size)
     return 3 * (num_layers * layer + head)
+
+
+def config_flops(c, slots):
+    """Returns the same for a step of config `c`, with `slots` predictions in a row."""
+    return step_flops(
+        num_layers=c.model.num_layers,
+        width=c.model.width,
+        mlp_width=c.model.mlp_width,
+        row_length=c.data.row_length,
+        vocab_size=c.tokenizer.vocab_size,
+        num_rows=c.data.batch_size * c.corruption.views,
+        predictions_per_row=slots,
+    )

@@ -278,7 +278,7 @@ class Progress:
             text += f"  loss {loss:.3f}  accuracy {accuracy:.1%}"
         if speed := self.speed():
             tokens_per_second = speed["train/tokens_per_second"]
-            text += f"  {tokens_per_second:,.0f} tokens/s  {_duration(left)} left"
+            text += f"  {tokens_per_second:,.0f} tokens/s  {duration(left)} left"
         return text
 
     def print_line(self, step, scalars):
@@ -300,7 +300,8 @@ class Progress:
             print(text, end=end, file=self._stream, flush=True)
 
 
-def _duration(seconds):
+def duration(seconds):
+    """Returns seconds as people say them; `?` for what is not known."""
     if not math.isfinite(seconds):
         return "?"
     minutes, seconds = divmod(round(seconds), 60)

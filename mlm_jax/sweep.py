@@ -34,6 +34,7 @@ from mlm_jax import (
     config,
     files,
     huge_pages,
+    metrics,
     parallel,
     population,
     processes,
@@ -44,7 +45,8 @@ from mlm_jax import (
 from mlm_jax.data import rows
 from mlm_jax.errors import InputError, NonFiniteError, WorkdirBusyError
 from mlm_jax.experiment import branch, halving, sweep
-from mlm_jax.flops import step_flops
+from mlm_jax.experiment.results import DIVERGED
+from mlm_jax.flops import config_flops
 from mlm_jax.training import Training, drive
 
 WORKDIR = command.define_workdir("where the runs of the experiment are kept")
@@ -54,7 +56,6 @@ TOGETHER = flags.DEFINE_integer(
 )
 ONLY = flags.DEFINE_multi_string("only", [], "An arm to run, of all; may be repeated.")
 
-DIVERGED = "diverged.json"
 # Share of a large matrix product's rate that a small model's step reaches on a CPU.
 USUAL_SHARE = 0.4
 
@@ -71,16 +72,7 @@ def status(run):
 def step_cost(c, slots=None):
     """Returns (prediction slots of a row, floating-point operations of a step)."""
     slots = slots or program.num_slots(c, c.corruption)
-    arithmetic = step_flops(
-        num_layers=c.model.num_layers,
-        width=c.model.width,
-        mlp_width=c.model.mlp_width,
-        row_length=c.data.row_length,
-        vocab_size=c.tokenizer.vocab_size,
-        num_rows=c.data.batch_size * c.corruption.views,
-        predictions_per_row=slots,
-    )
-    return slots, arithmetic
+    return slots, config_flops(c, slots)
 
 
 def check_unchanged(runs):
@@ -123,7 +115,7 @@ def describe(experiment, runs, left):
         )
     seconds = total / rate / USUAL_SHARE
     lines.append(
-        f"to do: {total / 1e12:,.1f} TFLOP, about {duration(seconds)} at "
+        f"to do: {total / 1e12:,.1f} TFLOP, about {metrics.duration(seconds)} at "
         f"{USUAL_SHARE:.0%} of this machine's {rate / 1e9:,.0f} GFLOP/s"
     )
     return "\n".join(lines)
@@ -146,13 +138,6 @@ def matrix_rate():
     return operations / min(times)
 
 
-def duration(seconds):
-    minutes = round(seconds / 60)
-    if minutes < 1:
-        return "a minute"
-    return f"{minutes // 60}h {minutes % 60:02}m" if minutes >= 60 else f"{minutes} min"
-
-
 class Clock:
     """How far the experiment is, in steps of all runs; those that halving ends on the
     way count as if they went on."""
@@ -165,7 +150,7 @@ class Clock:
         self._left -= num_steps
         done = self._total - self._left
         spent = time.perf_counter() - self._begin
-        left = duration(spent / done * self._left) if done else "?"
+        left = metrics.duration(metrics.mean(spent, done) * self._left)
         print(
             f"{run.name} {what}: {done:,} of {self._total:,} steps, {left} left",
             flush=True,
@@ -199,7 +184,7 @@ def train_group(first, runs, clock, stop, until):
         step = population.make_step(made.step, together)
     for some in itertools.batched(runs, together):
         with contextlib.ExitStack() as stack:
-            held, trainings, lefts = [], [], []
+            held, trainings = [], []
             for run in some:
                 try:
                     stack.enter_context(workdir.held(run.directory))
@@ -207,7 +192,6 @@ def train_group(first, runs, clock, stop, until):
                     print(f"{run.name} is left out: {error}", flush=True)
                     continue
                 workdir.check_data(run.directory, store, ())
-                lefts.append(steps_left(run, until))
                 print(f"{run.name}:", flush=True)
                 trainings.append(
                     Training(run.config, run.directory, store, made, mesh, until=until)
@@ -219,12 +203,13 @@ def train_group(first, runs, clock, stop, until):
                 failed = drive_one(trainings[0], step, stop)
             else:
                 failed = population.drive(trainings, step, stop)
-            for i, run in enumerate(held):
+            for i, (run, training) in enumerate(zip(held, trainings, strict=True)):
                 if i in failed:
                     reason = {"reason": str(failed[i])}
                     files.write_text(run.directory / DIVERGED, json.dumps(reason))
-                reached = f"is at step {until or run.config.optim.num_steps:,}"
-                clock.ended(run, lefts[i], "diverged" if i in failed else reached)
+                reached = f"is at step {training.until:,}"
+                num_steps = training.until - (training.start or 0)
+                clock.ended(run, num_steps, "diverged" if i in failed else reached)
 
 
 def drive_one(training, step, stop):

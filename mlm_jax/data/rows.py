@@ -95,7 +95,7 @@ def prepare(
     settings |= {"tokenizer": tokenizer.digest, "format": FORMAT}
     prints = [name_of(settings | {"content": content}) for content in contents]
     finals = [_final(cache, fingerprint) for fingerprint in prints]
-    all_stats = []
+    all_stats, all_splits = [], []
     for (_, name), source, final in zip(mixture, found, finals, strict=True):
         how = "found"
         if not final.exists():
@@ -104,10 +104,11 @@ def prepare(
                     how = "built"
                     told = {**data, "source": name}
                     _build(source, told, tokenizer, final, run, log)
-        stats, _ = shards.load(final)
+        stats, splits = shards.load(final)
         log(_summary(name, stats, how, final))
         all_stats.append(stats)
-    train, validation = _load(finals, in_cycle)
+        all_splits.append(splits)
+    train, validation = _mixed(all_splits, in_cycle)
     return RowStore(
         train,
         validation,
@@ -130,13 +131,13 @@ def find(data: Mapping, fingerprint: str) -> tuple[AnyRows, AnyRows]:
     for final in finals:
         if not final.exists():
             raise FileNotFoundError(final)
-    return _load(finals, shares(weights))
+    return _mixed([shards.load(final)[1] for final in finals], shares(weights))
 
 
-def _load(
-    finals: Sequence[pathlib.Path], in_cycle: Sequence[int]
+def _mixed(
+    splits: Sequence[tuple[Rows, Rows]], in_cycle: Sequence[int]
 ) -> tuple[AnyRows, AnyRows]:
-    splits = [shards.load(final)[1] for final in finals]
+    """Returns the two splits of all stores together."""
     if len(splits) == 1:
         return splits[0]
     train, validation = zip(*splits, strict=True)

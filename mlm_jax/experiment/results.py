@@ -16,6 +16,7 @@ from mlm_jax.data.tokenizer import Tokenizer
 from mlm_jax.errors import InputError
 from mlm_jax.flops import step_flops
 
+DIVERGED = "diverged.json"  # in a run's directory, says why it had to stop
 OWN_RATE_SHARE = 0.1  # of the training, at its end, that the loss at its own rate is of
 
 
@@ -96,7 +97,7 @@ def read_run(folder, experiment, arm, seed):
 
 
 def _read_diverged(folder):
-    path = folder / "diverged.json"
+    path = folder / DIVERGED
     if not path.exists():
         return ""
     try:

@@ -225,11 +225,12 @@ def trunk_runs(experiment, directory):
 
 
 def _runs(experiment, arms, directory):
+    base = command.load_config(experiment.config)
     return [
         Run(
             each,
             seed,
-            _config_of(experiment, each, seed),
+            _config_of(experiment, base, each, seed),
             pathlib.Path(directory) / each.name / f"seed{seed}",
         )
         for seed in experiment.seeds
@@ -237,8 +238,8 @@ def _runs(experiment, arms, directory):
     ]
 
 
-def _config_of(experiment, each, seed):
-    c = command.load_config(experiment.config)
+def _config_of(experiment, base, each, seed):
+    c = base.copy_and_resolve_references()
     fields = list(config.flatten(c))
     if not experiment.is_paired:
         name = f"{each.name} {seed}".encode()

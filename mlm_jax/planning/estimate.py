@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from mlm_jax.data.pipeline import place
-from mlm_jax.flops import step_flops
+from mlm_jax.flops import config_flops
 from mlm_jax.model.head import padded_vocab_size
 from mlm_jax.planning import hlo
 from mlm_jax.program import num_slots
@@ -40,7 +40,7 @@ def figures(c, sizes, abstract_state, batch, compiled, chip):
         "predictions": c.data.batch_size * c.corruption.views // rows * slots,
         "logits_at_once": logits_at_once(c, sizes, arrays),
         "flops": module.matmul_flops(),
-        "needed_flops_all": needed_flops(c, slots),
+        "needed_flops_all": config_flops(c, slots),
         "hbm_bytes": module.hbm_bytes(),
         "collectives": collectives,
         "collective_bytes": sum(kind["bytes"] for kind in collectives.values()),
@@ -97,18 +97,6 @@ def local_bytes(tree):
         return int(np.prod(shape)) * leaf.dtype.itemsize
 
     return sum(map(size, jax.tree.leaves(tree)))
-
-
-def needed_flops(c, slots):
-    return step_flops(
-        num_layers=c.model.num_layers,
-        width=c.model.width,
-        mlp_width=c.model.mlp_width,
-        row_length=c.data.row_length,
-        vocab_size=c.tokenizer.vocab_size,
-        num_rows=c.data.batch_size * c.corruption.views,
-        predictions_per_row=slots,
-    )
 
 
 def roofline(c, found, chip):
