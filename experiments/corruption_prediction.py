@@ -5,6 +5,7 @@ More predictions than corruptions take several views of a row, with other tokens
 so 5% corrupted with 40% predicted costs eight passes a step.
 """
 
+from configs import corruption_prediction as table
 from configs import small
 from mlm_jax.experiment.sweep import arm, chain
 
@@ -17,14 +18,8 @@ ARMS = chain(
             corruption__prediction_rate=predicted / 100,
             corruption__views=max(1, predicted // corrupted),
         )
-        for corrupted, predicted in (
-            (40, 40),
-            (40, 20),
-            (20, 20),
-            (20, 40),
-            (10, 40),
-            (5, 40),
-        )
+        for row in table.ROWS
+        for corrupted, predicted in [map(int, row.split("_"))]
     )
 )
 SEEDS = range(6)

@@ -4,7 +4,7 @@ The six splits of BERT's appendix C.2 (Devlin et al. 2019) at 15%. The exam has 
 80/10/10 for all of them, so a model that never met [MASK] is examined on it.
 """
 
-from configs import small
+from configs import bert_split, small
 from mlm_jax.experiment.sweep import arm, chain
 
 CONFIG = "configs/austen.py"
@@ -15,14 +15,8 @@ ARMS = chain(
             corruption__mask_frac=mask / 100,
             corruption__random_frac=random / 100,
         )
-        for mask, same, random in (
-            (80, 10, 10),
-            (100, 0, 0),
-            (80, 0, 20),
-            (80, 20, 0),
-            (0, 20, 80),
-            (0, 0, 100),
-        )
+        for row in bert_split.ROWS
+        for mask, same, random in [map(int, row.split("_"))]
     )
 )
 SEEDS = range(6)

@@ -27,7 +27,7 @@ def cosine(fraction):
 DECAYS = {"constant": constant, "linear": linear, "cosine": cosine}
 
 
-def scale(update, *, schedule, warmup_steps, num_steps, decay_begin=0):
+def scale(update, *, schedule, warmup_steps, num_steps, decay_begin):
     """Returns float32 in [0, 1], the share of the peak that `update` (1-based) uses."""
     update = jnp.asarray(update, jnp.float32)
     warmup = update / jnp.maximum(warmup_steps, 1)

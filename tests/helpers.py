@@ -127,6 +127,7 @@ def compile_train_step(*, corrupt, loss_fn, optimizer, schedule="linear", **sett
             schedule=schedule,
             warmup_steps=hparams["warmup_steps"],
             num_steps=hparams["num_steps"],
+            decay_begin=0,
         )
 
     return jax.jit(

@@ -19,7 +19,7 @@ from mlm_jax import config, manifest, metrics, workdir
 from mlm_jax.data import rows, sources
 from mlm_jax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from mlm_jax.errors import DamageError, InputError
-from tests.texts import documents
+from tests.texts import data_config, documents
 
 ROOT = pathlib.Path(__file__).parents[1]
 TOKENIZER = {
@@ -40,26 +40,13 @@ def folder(tmp_path_factory):
     words = "the masked word is hidden and others are seen by it".split()
     lines = [" ".join(rng.choice(words, rng.integers(5, 60))) for _ in range(200)]
     (path / "text.txt").write_text("\n".join(lines))
-    rows.prepare(data(path), TOKENIZER, log=lambda line: None)
+    rows.prepare(data_config(path), TOKENIZER, log=lambda line: None)
     config.save(tiny.get_config(), path)
     return path
 
 
-def data(path):
-    return {
-        "source": f"files:{path}/text.txt",
-        "document": "line",
-        "on_bad_text": "stop",
-        "data_dir": None,
-        "cache_dir": str(path / "cache"),
-        "row_length": 32,
-        "packing": "packed",
-        "validation_fraction": 0.1,
-    }
-
-
 def prepare(path):
-    return rows.prepare(data(path), TOKENIZER, log=lambda line: None)
+    return rows.prepare(data_config(path), TOKENIZER, log=lambda line: None)
 
 
 @pytest.fixture
@@ -165,29 +152,33 @@ class Quotations(tfds.core.GeneratorBasedBuilder):
         raise NotImplementedError
 
 
-def test_b21_a_damaged_record_of_a_tfds_source_is_named(tmp_path):
-    builder = Quotations(data_dir=tmp_path, file_format="array_record")
+def quotations(folder):
+    """Prepares the data set there; returns its one shard."""
+    builder = Quotations(data_dir=folder, file_format="array_record")
     builder.download_and_prepare()
-    (shard,) = tmp_path.rglob("*.array_record*")
+    (shard,) = folder.rglob("*.array_record*")
+    return shard
+
+
+def read_quotations(folder):
+    found = documents(
+        "tfds:quotations", document="file", on_bad_text="stop", data_dir=str(folder)
+    )
+    return list(found)
+
+
+def test_b21_a_damaged_record_of_a_tfds_source_is_named(tmp_path):
+    shard = quotations(tmp_path)
     content = bytearray(shard.read_bytes())
     at = content.rindex(b"saying") if b"saying" in content else len(content) * 3 // 4
     content[at] ^= 1
     shard.write_bytes(content)
-    read = functools.partial(
-        documents,
-        "tfds:quotations",
-        document="file",
-        on_bad_text="stop",
-        data_dir=str(tmp_path),
-    )
-    refused(lambda: list(read()), "tfds:quotations record", shard.name)
+    refused(lambda: read_quotations(tmp_path), "tfds:quotations record", shard.name)
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "zeros", "missing", "another"])
 def test_r14_a_damaged_shard_of_a_tfds_source_is_named(tmp_path, damage):
-    builder = Quotations(data_dir=tmp_path, file_format="array_record")
-    builder.download_and_prepare()
-    (shard,) = tmp_path.rglob("*.array_record*")
+    shard = quotations(tmp_path)
     whole = shard.read_bytes()
     if damage == "missing":
         shard.unlink()
@@ -199,14 +190,7 @@ def test_r14_a_damaged_shard_of_a_tfds_source_is_named(tmp_path, damage):
             "another": whole[::-1],
         }
         shard.write_bytes(contents[damage])
-    read = functools.partial(
-        documents,
-        "tfds:quotations",
-        document="file",
-        on_bad_text="stop",
-        data_dir=str(tmp_path),
-    )
-    refused(lambda: list(read()), "tfds:quotations", shard.name)
+    refused(lambda: read_quotations(tmp_path), "tfds:quotations", shard.name)
 
 
 @pytest.mark.parametrize("key", ["pythonClassName", "type"])
@@ -225,14 +209,7 @@ def test_r21_no_module_is_imported_because_a_file_names_it(
     builder.download_and_prepare()
     (facts,) = (tmp_path / "quotations").rglob("features.json")
     facts.write_text(path.read_text())
-    read = functools.partial(
-        documents,
-        "tfds:quotations",
-        document="file",
-        on_bad_text="stop",
-        data_dir=str(tmp_path),
-    )
-    refused(lambda: list(read()), "features.json", "evil.Feature")
+    refused(lambda: read_quotations(tmp_path), "features.json", "evil.Feature")
 
 
 # --- text, vocabularies, tokenizers ----------------------------------------------

@@ -224,7 +224,7 @@ def compile_all():
 
     mesh = jax.sharding.Mesh(np.array(devices), ("data",))
     place = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
-    shapes = arguments(4096, 768, jnp.float32, place)
+    shapes = arguments(4096, 256, jnp.float32, place)
     rows, whole = P("data"), P()
     mapped = jax.shard_map(
         lambda hidden_NxD, table_VxD, bias_V, *slots: per_device(

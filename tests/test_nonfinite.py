@@ -34,7 +34,7 @@ def make_step(mode, num_devices, optimizer, broken):
 
     def schedule(update, hparams):
         scale = schedules.scale(
-            update, schedule="constant", warmup_steps=0.0, num_steps=9.0
+            update, schedule="constant", warmup_steps=0.0, num_steps=9.0, decay_begin=0
         )
         return hparams["peak_learning_rate"] * scale
 

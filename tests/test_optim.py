@@ -85,7 +85,7 @@ def test_b46_exactly_kernels_and_embeddings_decay(optimizer, norm_position):
 # ---- schedule -----------------------------------------------------------------------
 
 
-def scales(schedule, warmup_steps, num_steps, last=None):
+def scales(schedule, warmup_steps, num_steps, last=None, decay_begin=0):
     """Returns the scale at 0, 1, … num_steps, computed with traced durations."""
     updates = jnp.arange((last or num_steps) + 1)
 
@@ -96,6 +96,7 @@ def scales(schedule, warmup_steps, num_steps, last=None):
             schedule=schedule,
             warmup_steps=warmup_steps,
             num_steps=num_steps,
+            decay_begin=decay_begin,
         )
 
     return np.asarray(scale(np.float32(warmup_steps), np.float32(num_steps)))
@@ -119,6 +120,15 @@ def test_b49_cosine_and_constant_at_their_boundaries():
     assert (values == 1).sum() == 1
     np.testing.assert_allclose(
         scales("constant", 4, 10), [0, 0.25, 0.5, 0.75] + [1] * 7, atol=1e-7
+    )
+
+
+def test_a_decay_that_begins_late():
+    """Warm-up, stable, decay. A decay begins no sooner than the warm-up ends."""
+    want = [0, 0.5, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0]
+    np.testing.assert_allclose(scales("linear", 2, 10, decay_begin=6), want, atol=1e-6)
+    np.testing.assert_array_equal(
+        scales("cosine", 4, 10, decay_begin=3), scales("cosine", 4, 10)
     )
 
 

@@ -12,6 +12,7 @@ from mlm_jax.data import rows
 from mlm_jax.data.mixture import Cycle, MixedRows, shares
 from mlm_jax.data.pipeline import TrainBatches, eval_batches
 from mlm_jax.errors import InputError
+from tests.texts import data_config
 
 
 @pytest.mark.parametrize(
@@ -174,16 +175,8 @@ def data(tmp_path):
     for name, words in {"a": "one two three four", "b": "five six seven"}.items():
         lines = [" ".join(rng.choice(words.split(), 20)) for _ in range(100)]
         (tmp_path / f"{name}.txt").write_text("\n".join(lines))
-    return {
-        "source": f"0.7 files:{tmp_path}/a.txt + 0.3 files:{tmp_path}/b.txt",
-        "document": "line",
-        "on_bad_text": "stop",
-        "data_dir": None,
-        "cache_dir": str(tmp_path / "cache"),
-        "row_length": 16,
-        "packing": "packed",
-        "validation_fraction": 0.1,
-    }
+    source = f"0.7 files:{tmp_path}/a.txt + 0.3 files:{tmp_path}/b.txt"
+    return data_config(tmp_path, source=source, row_length=16)
 
 
 def quiet(line):

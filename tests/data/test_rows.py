@@ -17,7 +17,7 @@ from mlm_jax.data.packing import PackStats, pack
 from mlm_jax.data.progress import Progress
 from mlm_jax.data.rows import prepare
 from mlm_jax.errors import InputError, MlmError
-from tests.texts import documents
+from tests.texts import data_config, documents
 
 TOKENIZER = {
     "kind": "wordpiece",
@@ -35,16 +35,7 @@ def data(tmp_path):
     words = np.array("the masked word is hidden and others are seen by it".split())
     lines = [" ".join(rng.choice(words, rng.integers(1, 60))) for _ in range(300)]
     (tmp_path / "text.txt").write_text("\n".join(lines))
-    return {
-        "source": f"files:{tmp_path}/text.txt",
-        "document": "line",
-        "on_bad_text": "stop",
-        "data_dir": None,
-        "cache_dir": str(tmp_path / "cache"),
-        "row_length": 32,
-        "packing": "packed",
-        "validation_fraction": 0.1,
-    }
+    return data_config(tmp_path)
 
 
 def quiet(line):

@@ -84,7 +84,7 @@ def test_nine_rates_and_six_seeds_killed_three_times(tmp_path, shared):
         else:
             break  # it was done before its next kill
     finish(start("sweep", file, killed, shared))
-    assert num_killed
+    assert num_killed == KILLS
     for workdir in (whole, killed):
         finish(start("report", file, workdir, shared))
     assert pictures_and_words(whole) == pictures_and_words(killed)
