@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import base
 from mlm_jax import benchmark, benchmark_parts, flops, huge_pages
 from tests.helpers import largest_shape
 
@@ -82,6 +83,16 @@ def test_flops_are_those_of_a_hand_count():
         predictions_per_row=1,
     )
     assert counted == 3 * (10 * 96 + 2 * 36) == 3096
+
+
+def test_flops_of_a_config_count_every_view_of_a_row():
+    c = base.get_config()
+    flops_of_one = flops.config_flops(c, 20)
+    sizes = dict(num_layers=12, width=768, mlp_width=3072, row_length=128)
+    sizes |= dict(vocab_size=30522, num_rows=256, predictions_per_row=20)
+    assert flops_of_one == flops.step_flops(**sizes)
+    c.corruption.views = 3
+    assert flops.config_flops(c, 20) == 3 * flops_of_one
 
 
 def test_flops_are_what_the_compiler_counts():
