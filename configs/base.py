@@ -29,6 +29,8 @@ def get_config():
     c.data.batch_size = 256  # rows in a step, over all devices and micro-batches
     # Smaller batches first: (steps, rows), …, such as ((1000, 64), (1000, 128)).
     c.data.batch_ramp = ()
+    # Training rows damaged on disk that a process leaves out before it stops.
+    c.data.max_bad_rows = 0
 
     c.tokenizer = ml_collections.ConfigDict()
     # A vocab.txt or tokenizer.json to use instead of training one.
@@ -125,6 +127,9 @@ def get_config():
     # or more than them and 1% of all.
     c.optim.on_nonfinite = "stop"
     c.optim.max_skips = 5
+    # Updates not made either, and counted with them: those whose loss or gradient norm
+    # is so many standard deviations above the mean of the last 128, such as 6.0.
+    c.optim.spike_sigmas = placeholder(float)
 
     c.parallel = ml_collections.ConfigDict()
     c.parallel.mode = "pmap"  # pmap, shard_map, jit

@@ -29,10 +29,10 @@ def clip_factor(grad_norm, clip_norm):
     )
 
 
-def frozen_unless(is_finite, hparams):
-    """Returns `hparams` where the gradient is finite; elsewhere such with which a
+def frozen_unless(is_sound, hparams):
+    """Returns `hparams` where the gradient is sound; elsewhere such with which a
     gradient of -0.0 moves no moment of any of OPTIMIZERS by a bit."""
-    decays = {name: jnp.where(is_finite, hparams[name], 1) for name in ("b1", "b2")}
+    decays = {name: jnp.where(is_sound, hparams[name], 1) for name in ("b1", "b2")}
     return hparams | decays
 
 
