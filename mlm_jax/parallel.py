@@ -103,7 +103,7 @@ def compile_eval_step(step, mode, mesh, shardings):
             return _pmap_over_rows(step, mesh, batch_argument=1, num_arguments=4)
         case "shard_map" | "jit":
             replicated, rows = NamedSharding(mesh, P()), batch_sharding(mesh)
-            if mesh.size > 1:
+            if num_row_shards(mesh) > 1:
                 step = functools.partial(step, axis=_row_axes(mesh))
                 step = _map_rows(step, mesh, (P(), rows.spec, P(), P()))
             return jax.jit(
@@ -120,7 +120,7 @@ def _over_rows(step, mesh, shardings):
     Left to the compiler, as `tensor` and the update are, sums over rows would be taken
     over devices in every turn of a scan, over micro-batches or over chunks of the loss.
     """
-    if mesh.size == 1:
+    if num_row_shards(mesh) == 1:  # and XLA refuses a sum over an axis of one
         return step
 
     def spread(sum_over_rows):
