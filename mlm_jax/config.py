@@ -123,12 +123,16 @@ RULES = {
     ),
     "model.remat": _one_of("none", "dots", "full"),
     "model.dtype": _one_of("float32", "bfloat16"),
-    "optim.name": _one_of("adamw", "sgd"),
+    "optim.name": _one_of(
+        *("adamw", "stable_adamw", "lamb", "lion", "adafactor", "muon", "sgd")
+    ),
     "optim.num_steps": _at_least(1),
     "optim.peak_learning_rate": POSITIVE,
     "optim.warmup_steps": _at_least(0),
     "optim.decay_begin": _at_least(0),
-    "optim.schedule": _one_of("constant", "linear", "cosine"),
+    "optim.schedule": _one_of(
+        *("constant", "linear", "cosine", "one_minus_sqrt", "inverse_sqrt")
+    ),
     "optim.weight_decay": NON_NEGATIVE,
     "optim.clip_norm": POSITIVE,
     "optim.label_smoothing": BELOW_ONE,

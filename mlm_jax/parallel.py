@@ -23,7 +23,7 @@ RULES = [
     ("/(query|key|value|up)/bias$", P(None, "tensor")),
     ("/blocks/.*(out|down)/kernel$", P(None, "tensor", "fsdp")),
     ("/transform/dense/kernel$", P("fsdp", None)),
-    ("(params|mu|nu)/bias$", P("tensor")),
+    ("(params|mu|nu|v)/bias$", P("tensor")),
 ]
 
 
@@ -52,11 +52,12 @@ def state_shardings(abstract_state, rules, mesh):
     unused = {pattern for pattern, _ in rules}
 
     def sharding(path, leaf):
-        del leaf
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         for pattern, spec in rules:
             if re.search(pattern, name):
                 unused.discard(pattern)
+                if len(spec) > leaf.ndim:  # a moment of the rows or columns
+                    break
                 return NamedSharding(
                     mesh, P(*(axis if axis in mesh.shape else None for axis in spec))
                 )
