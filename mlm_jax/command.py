@@ -31,6 +31,15 @@ def define_workdir(what):
     return flags.DEFINE_string("workdir", None, f"Directory of a run: {what}.")
 
 
+def define_step():
+    """The checkpoint that a command uses, where a run has several."""
+    if "step" in flags.FLAGS:
+        return flags.FLAGS["step"]
+    return flags.DEFINE_integer(
+        "step", None, "Use the checkpoint of this step, not the newest.", lower_bound=0
+    )
+
+
 def run(main, *, positional=None):
     """Runs `main(arguments)` after parsing flags; exits with the error's code.
 
