@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from mlm_jax import checkpoint, config, parallel, program
 from mlm_jax.data.tokenizer import Tokenizer
 from mlm_jax.model.head import MaskedLM
-from mlm_jax.tasks import fill_mask
+from mlm_jax.tasks import fill_mask, likelihood, minimal_pairs
 from mlm_jax.tasks.reader import Reader
 
 
@@ -52,6 +52,27 @@ class Trained:
         Of one text, a string, the answer alone.
         """
         return self._each(texts, fill_mask.fill_mask, **settings)
+
+    def pseudo_log_likelihood(self, texts, **settings):
+        """Returns a `tasks.likelihood.Likelihood` for each text, or for the only one if
+        `texts` is a string."""
+        return self._each(texts, likelihood.pseudo_log_likelihood, **settings)
+
+    def embed(self, texts, *, pooling="mean", tick=None):
+        """Returns float32[N, D], a vector for each text, or float32[D] for a string;
+        `pooling` is one of `tasks.reader.POOLINGS`."""
+        if isinstance(texts, str):
+            return self.embed([texts], pooling=pooling)[0]
+        tokens = [self.reader.frame(t.tokens) for t in self.reader.encode(texts)]
+        return self.reader.vectors(tokens, pooling, tick)
+
+    def minimal_pairs(self, path, *, kind=likelihood.DEFAULT):
+        """Returns ({paradigm: `tasks.minimal_pairs.Accuracy`}, that of all pairs) for a
+        file or directory in BLiMP's form, or `bundled:agreement`."""
+        pairs = minimal_pairs.read(path)
+        encoded = minimal_pairs.encode(self.reader, pairs)
+        judged = minimal_pairs.judge(self.reader, encoded, kind)
+        return minimal_pairs.accuracies(pairs, judged)
 
     def _each(self, texts, function, **settings):
         if isinstance(texts, str):

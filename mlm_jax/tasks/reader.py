@@ -78,6 +78,14 @@ class Reader:
             )
         return np.concatenate([[special.cls], tokens_T, [special.sep]]).astype(np.int32)
 
+    def encode(self, texts):
+        """Returns the `Encoded` of each text, without [CLS] and [SEP]. Raises
+        InputError for the first that is too long."""
+        encoded = self.tokenizer.encode(list(texts))
+        for number, (text, found) in enumerate(zip(texts, encoded, strict=True), 1):
+            self.frame(found.tokens, f"text {number}, {text[:40]!r},")
+        return encoded
+
     def log_p(self, rows, tick=None):
         """Returns float64[N]: log p of each row's target, in nats.
 
