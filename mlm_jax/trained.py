@@ -74,6 +74,12 @@ class Trained:
         judged = minimal_pairs.judge(self.reader, encoded, kind)
         return minimal_pairs.accuracies(pairs, judged)
 
+    def evaluate(self, **settings):
+        """Returns {"strategy@rate": figures} on held-out rows; see `exam.examine`."""
+        from mlm_jax import exam  # reads data sets, which takes a second to import
+
+        return exam.examine(self, **settings)
+
     def _each(self, texts, function, **settings):
         if isinstance(texts, str):
             return function(self.reader, [texts], **settings)[0]

@@ -112,33 +112,27 @@ class Reader:
         has them and `segment` and `position`.
         """
         length_N = np.array([bucket(len(t), self.row_length) for t in rows["tokens"]])
-        found, pending = None, deque()
-
-        def collect():
-            nonlocal found
-            index_B, results = pending.popleft()
-            results = [np.asarray(x)[: len(index_B)] for x in jax.device_get(results)]
+        found = None
+        for index_B, results in fetched(self._results(function, rows, length_N)):
+            results = [x[: len(index_B)] for x in results]
             if found is None:
-                found = [
-                    np.zeros((len(length_N), *x.shape[1:]), x.dtype) for x in results
-                ]
+                num_rows = len(length_N)
+                found = [np.zeros((num_rows, *x.shape[1:]), x.dtype) for x in results]
             for all_N, some_B in zip(found, results, strict=True):
                 all_N[index_B] = some_B
             if tick is not None:
                 tick(len(index_B))
+        return found
 
-        for length in np.unique(length_N):
+    def _results(self, function, rows, length_N):
+        """Yields (which rows, their results) of each batch."""
+        for length in np.unique(length_N).tolist():
             index_N = np.flatnonzero(length_N == length)
-            size = self._rows_at_a_time(int(length), len(index_N))
+            size = self._rows_at_a_time(length, len(index_N))
             for first in range(0, len(index_N), size):
                 index_B = index_N[first : first + size]
                 batch = self._place(self._batch(rows, index_B, length, size))
-                pending.append((index_B, function(self.params, batch)))
-                if len(pending) > AHEAD:
-                    collect()
-        while pending:
-            collect()
-        return found
+                yield index_B, function(self.params, batch)
 
     def _rows_at_a_time(self, length, num_rows):
         """So many that few are padding, and few sizes, since each is a program."""
@@ -232,6 +226,17 @@ class Reader:
             return (POOLINGS[pooling](x_BxLxD, batch["segment"]),)
 
         return parallel.compile_by_row(vectors, self.mesh)
+
+
+def fetched(results):
+    """Yields results as arrays on the host, while the device makes the next ones."""
+    pending = deque()
+    for result in results:
+        pending.append(result)
+        if len(pending) > AHEAD:
+            yield jax.device_get(pending.popleft())
+    while pending:
+        yield jax.device_get(pending.popleft())
 
 
 def mean(x_BxLxD, segment_BxL):
