@@ -11,6 +11,7 @@ from mlm_jax.tasks.reader import Reader
 from tests.helpers import random_params, tiny_model
 
 ROW_LENGTH = 32
+MATRICES = ("kernel", "embedding")
 # "wide" and "hello" are words of one piece, "wideworld" and "hellohello" of several.
 TEXT = ["hello wide world, the world is wide and the word is hello"] * 4
 
@@ -33,9 +34,12 @@ def make_reader(kind="wordpiece", *, devices=1, params=None, seed=0, **settings)
         dropout=0.5,
         attention_dropout=0.5,
     )
-    params = random_params(model, ROW_LENGTH, seed) if params is None else params
-    # As in a trained model the embeddings differ more than what they share.
-    params = params | {"bias": params["bias"] * 3}
+    if params is None:
+        # With a mean of their own, products would say little of what they meet.
+        params = jax.tree_util.tree_map_with_path(
+            lambda path, x: x - 0.3 if path[-1].key in MATRICES else x,
+            random_params(model, ROW_LENGTH, seed),
+        )
     mesh = parallel.make_mesh({"data": devices}, jax.devices()[:devices])
     return Reader(model, params, tokenizer, mesh, row_length=ROW_LENGTH, **settings)
 
