@@ -84,9 +84,9 @@ def _resumed(path, trained, pairs):
 def _read(path, facts):
     """Returns the bytes of whole lines, and the pairs that were judged. Raises
     InputError for those of another model or suite."""
-    data = path.read_bytes()
+    data = texts.read_bytes(path)
     keep = data.rfind(b"\n") + 1  # a line that was cut short is written anew
-    if not keep:
+    if not data:
         return 0, []
     try:
         first, *judged = map(json.loads, data[:keep].splitlines())

@@ -15,7 +15,7 @@ def read_lines(paths):
     """Returns the lines of UTF-8 files, without their ends; of no file, those of the
     standard input. Raises InputError for what cannot be read, and if there is none."""
     names = [str(path) for path in paths] or ["the standard input"]
-    found = [_read(path) for path in paths] or [sys.stdin.buffer.read()]
+    found = [read_bytes(path) for path in paths] or [sys.stdin.buffer.read()]
     lines = []
     for name, data in zip(names, found, strict=True):
         try:
@@ -28,7 +28,8 @@ def read_lines(paths):
     return [line.removesuffix("\r") for line in lines]
 
 
-def _read(path):
+def read_bytes(path):
+    """Raises InputError, naming the file, if it cannot be read."""
     try:
         return pathlib.Path(path).read_bytes()
     except OSError as error:
