@@ -313,6 +313,13 @@ def test_what_a_corpus_holds_cannot_disguise_itself():
     ElementTree.fromstring(row.svg())
 
 
+def test_a_text_of_nothing_but_a_mask():
+    told = story.gather(subjects.Run(make_trained(), "[MASK]", top=1))
+    assert [len(draw.losses) for draw in told.draws] == [1, 1, 1]
+    Reader(telling.to_html(told))
+    assert telling.to_text(told, color=False, width=40)
+
+
 def test_byte_level_pieces_read_as_words():
     told = story.gather(subjects.Run(make_trained("bpe"), "hello [MASK] world", top=3))
     assert "world" in told.words and not any("Ġ" in word for word in told.words)

@@ -14,6 +14,7 @@ import numpy as np
 from mlm_jax import loss_xla
 from mlm_jax.corruption import policy, replace, settings
 from mlm_jax.corruption.replace import Action
+from mlm_jax.data.tokenizer import Tokenizer
 from mlm_jax.loss import masked_cross_entropy
 
 DRAWS = 10_000  # hidden places, over which the three replacements are counted
@@ -30,7 +31,7 @@ class Subject(Protocol):
 
     source: str
     is_example: bool
-    tokenizer: object
+    tokenizer: Tokenizer
     tokens_T: np.ndarray
     truth_T: np.ndarray
     num_classes: int

@@ -114,10 +114,17 @@ def context(story):
     pair = [x_TxD[story.place] for x_TxD in (story.before_TxD, story.after_TxD)]
     others = np.flatnonzero(~tokenizer.is_special[story.subject.tokens_T]).tolist()
     influence = [float(story.influence_T[i]) for i in others]
+    moves = (
+        "How far the vector at the hidden place moves, in parts of its length, if that "
+        "word is hidden too."
+    )
+    moved = Bars(
+        [story.words[i] for i in others], influence, [number(x) for x in influence]
+    )
     rows = [_row_of(tokens_T, tokenizer) for _, tokens_T, _ in story.contexts]
     labels = [f"{name}: best guess {_best(found)}" for name, _, found in story.contexts]
+    functions: list[Callable] = [attend]
     if story.subject.is_example:
-        functions = [attend]
         how = (
             "In this example attention is as simple as it can be: it looks at all "
             "words alike, so the new vector is the mean of all vectors of the text. A "
@@ -147,15 +154,7 @@ def context(story):
                 Strips(["before", "after"], pair, SHOWN),
             ),
             ("The same place in different texts.", Boxes(rows, labels)),
-            (
-                "How far the vector at the hidden place moves, in parts of its length, "
-                "if that word is hidden too.",
-                Bars(
-                    [story.words[i] for i in others],
-                    influence,
-                    [number(x) for x in influence],
-                ),
-            ),
+            *([(moves, moved)] if others else []),
         ],
         functions,
     )
@@ -179,9 +178,10 @@ def scores(story):
     width = len(found.hidden_D)
     product_D = first.vector_D * found.hidden_D
     vectors_D = [found.hidden_D, *(guess.vector_D for guess in best)]
+    functions: list[Callable] = [score]
+    picture: Drawing
     if story.subject.is_example:
         last = "Here nothing more happens: the bias is 0."
-        functions = [score]
         pairs = zip(found.hidden_D, first.vector_D, strict=True)
         sum_of = " + ".join(f"{number(a)} × {number(b)}" for a, b in pairs)
         caption = (
