@@ -161,10 +161,6 @@ RULES = {
     "eval.num_rows": _at_least(0),
     "eval.batch_size": _at_least(1),
     "eval.every_steps": _at_least(1),
-    "eval.minimal_pairs": Rule(
-        "None, or where minimal pairs are, such as bundled:agreement",
-        lambda value: value is None or value.strip() != "",
-    ),
     "eval.fill_mask": SENTENCES,
     "checkpoint.every_steps": _at_least(1),
     "checkpoint.keep": _at_least(1),
@@ -174,7 +170,7 @@ RULES = {
 }
 
 # Fields that runs of an older version have not saved, with what that version did.
-SINCE: dict[str, Any] = {}
+SINCE: dict[str, Any] = {"eval.minimal_pairs": None}
 
 # What may change when a run is resumed: where, how often, and what else has made no
 # number of the run so far.
@@ -356,6 +352,8 @@ def load(workdir):
         ) from error
     except (OSError, ValueError) as error:  # ValueError: not UTF-8
         raise InputError(f"{path} cannot be read: {error}") from error
+    # What a file raises that was never a config.
+    foreign = ValueError, LookupError, AttributeError, TypeError, RecursionError
     try:
         c = ml_collections.ConfigDict(_tuples(json.loads(text)))
         for name, value in SINCE.items():
@@ -364,13 +362,7 @@ def load(workdir):
                 c[section][field] = value
         c.lock()
         check(c)
-    except (
-        ValueError,
-        LookupError,
-        AttributeError,
-        TypeError,
-        RecursionError,
-    ) as error:
+    except foreign as error:
         raise InputError(f"{path} is not a saved config: {error}") from error
     return c
 
