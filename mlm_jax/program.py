@@ -53,7 +53,9 @@ def make_program(c, tokenizer, counts_V, mesh, slots=None):
         state.init_state, model=model, optimizer=optimizer, row_length=c.data.row_length
     )
     abstract_state = jax.eval_shape(init, jax.random.key(0), config.hparams(c))
-    shardings = parallel.state_shardings(abstract_state, parallel.RULES, mesh)
+    shardings = parallel.state_shardings(
+        abstract_state, parallel.RULES, mesh, parallel.BIAS_RULES
+    )
     abstract_state = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(
             leaf.shape, leaf.dtype, sharding=sharding

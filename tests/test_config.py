@@ -15,7 +15,7 @@ from mlm_jax import config, optim, schedules
 from mlm_jax.corruption import replace, select, settings, units, weights
 from mlm_jax.data import packing, tokenizer
 from mlm_jax.errors import InputError
-from mlm_jax.model import encoder
+from mlm_jax.model import encoder, layers
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -280,7 +280,7 @@ def test_every_config_passes_and_every_field_has_a_rule_or_is_free(module):
     c = module.get_config()
     config.check(c)
     assert c.is_locked
-    free = {"data.source", "data.data_dir", "data.cache_dir"}
+    free = {"init_from", "data.source", "data.data_dir", "data.cache_dir"}
     free |= {"tokenizer.file", "tokenizer.lowercase", "tokenizer.strip_accents"}
     free |= {"corruption.collocations"}
     assert config.flatten(c).keys() - config.RULES.keys() == free
@@ -296,6 +296,7 @@ def test_every_config_passes_and_every_field_has_a_rule_or_is_free(module):
         ("corruption.count", select.COUNTS),
         ("corruption.token_weights", weights.WEIGHTS),
         ("corruption.random_pool", replace.POOLS),
+        ("model.activation", layers.ACTIVATIONS),
         ("model.remat", encoder.REMAT),
         ("optim.name", optim.OPTIMIZERS),
         ("optim.schedule", schedules.DECAYS),

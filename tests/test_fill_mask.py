@@ -7,8 +7,8 @@ import pytest
 
 from mlm_jax.data.tokenizer import Tokenizer
 from mlm_jax.errors import InputError
-from mlm_jax.model.head import make_model
 from mlm_jax.tasks.fill_mask import describe, fill_mask
+from tests.helpers import tiny_model
 
 ROW_LENGTH = 16
 TEXT = ["hello wide world, the world is wide and the word is hello"] * 4
@@ -23,20 +23,14 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def model_and_params(tokenizer):
-    model = make_model(
+    model = tiny_model(
         vocab_size=tokenizer.vocab_size,
         row_length=ROW_LENGTH,
         num_layers=1,
         width=16,
-        num_heads=2,
         mlp_width=32,
-        norm_position="post",
-        position="learned",
         dropout=0.5,
         attention_dropout=0.5,
-        scan_unroll=1,
-        remat="none",
-        dtype="float32",
     )
     row = jnp.zeros((1, ROW_LENGTH), jnp.int32)
     params = model.init(jax.random.key(0), row, row, row, row)["params"]
