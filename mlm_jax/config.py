@@ -31,10 +31,10 @@ from mlm_jax.rules import (
     SENTENCES,
     SINCE,
     WORDS,
+    Rule,
     at_least,
     one_of,
 )
-
 
 RULES = {
     "seed": SEED,

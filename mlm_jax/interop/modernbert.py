@@ -35,7 +35,9 @@ def to_ours(theirs, ours, where):
     if kinds := theirs.get("layer_types"):
         every = _every(kinds)
         if len(kinds) != ours["num_layers"] or kinds != _layer_types(len(kinds), every):
-            raise other_value(where, "layer_types", kinds, "full_attention every k-th layer")
+            raise other_value(
+                where, "layer_types", kinds, "full_attention every k-th layer"
+            )
     width = theirs.get("local_attention", 128)
     return {
         "global_every": every,
@@ -63,7 +65,9 @@ def _base(theirs, kind, old_name, where):
         raise other_value(where, "rope_scaling", theirs["rope_scaling"], "none")
     rope = (theirs.get("rope_parameters") or {}).get(kind) or {}
     if rope.get("rope_type", "default") != "default":
-        raise other_value(where, f"rope_parameters.{kind}", rope, "rope_type = 'default'")
+        raise other_value(
+            where, f"rope_parameters.{kind}", rope, "rope_type = 'default'"
+        )
     return float(rope.get("rope_theta") or theirs.get(old_name) or THETAS[old_name])
 
 

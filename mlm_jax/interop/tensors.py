@@ -48,6 +48,7 @@ class Layout(NamedTuple):
     num_rows: int
     vocab_size: int
     pad_id: int
+    tied: bool
     is_bare: bool = False
 
     @property
@@ -56,9 +57,21 @@ class Layout(NamedTuple):
 
     def name(self, module):
         """Returns their name of a module of ours, with `{}` for its layer."""
-        prefix = self.family.prefix
+        family = self.family
+        if module == "" and not self.tied:  # the bias that counts is the decoder's
+            module = "decoder"
         is_inner = module.startswith("encoder/") and not self.is_bare
-        return (prefix if is_inner else "") + self.family.modules[module]
+        return (family.prefix if is_inner else "") + family.modules[module]
+
+    def copies(self):
+        """Returns {name: name of what it is a copy of} of tensors that need not be
+        there. Of an untied head it is a bias that is not used."""
+        decoder = self.family.modules["decoder"]
+        bias = f"{self.family.modules['']}.bias"
+        if not self.tied:
+            return {bias: f"{decoder}.bias"} if bias != f"{decoder}.bias" else {}
+        copies = {f"{decoder}.weight": f"{self.name('encoder/embed')}.weight"}
+        return copies | ({f"{decoder}.bias": bias} if bias != f"{decoder}.bias" else {})
 
     def tensors(self, shapes):
         """Returns {name: (shape, its parts)} of a model with parameters of `shapes`,
@@ -69,9 +82,9 @@ class Layout(NamedTuple):
             siblings = [
                 ours
                 for ours, theirs in self.family.modules.items()
-                if theirs == self.family.modules[module] and ours
+                if theirs == self.family.modules[module] and "/blocks/" in ours
             ]
-            number = max(len(siblings), 1) if module != "" else 1
+            number = max(len(siblings), 1)
             place = siblings.index(module) if number > 1 else 0
             has_layers = "/blocks/" in path
             for layer in range(shape[0]) if has_layers else (None,):
@@ -118,14 +131,14 @@ class Layout(NamedTuple):
         return array.T if path.endswith("/kernel") else array
 
 
-def check(found, expected, *, where, tied, ignored=()):
+def check(found, expected, *, where, copies, ignored=()):
     """Raises InputError, naming tensors, unless a checkpoint is whole.
 
     Args:
       found: {name: shape} of what is there.
       expected: {name: (shape, parts)} of what has to be.
       where: the file, for the message.
-      tied: {name: name} of tensors that may be there as copies of another one.
+      copies: {name: name} of tensors that may be there as copies of another one.
       ignored: beginnings of names that somebody says are not needed.
 
     Returns the names of what is there and not read, copies apart.
@@ -142,7 +155,7 @@ def check(found, expected, *, where, tied, ignored=()):
                 f"{where}: {name} is {tuple(found[name])}; by config.json it would be "
                 f"{tuple(shape)}."
             )
-    others = [name for name in found if name not in expected and name not in tied]
+    others = [name for name in found if name not in expected and name not in copies]
     left_out = [
         name
         for name in others

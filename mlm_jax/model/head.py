@@ -40,9 +40,9 @@ class MaskedLM(nn.Module):
     def __call__(self, tokens_BxL, segment_BxL, position_BxL, predict_BxM, keys_B=None):
         if not self.head:
             raise InputError(
-                "config.model.head = False: this model was imported without a masked-LM "
-                "head, so it cannot predict tokens or be trained to; its encoder can be "
-                "used, for embeddings and for fine-tuning."
+                "config.model.head = False: this model was imported without a head for "
+                "masked tokens, so it cannot predict them nor be trained to; its "
+                "encoder can be used, for embeddings and for fine-tuning."
             )
         x_BxLxD = self.encoder(tokens_BxL, segment_BxL, position_BxL, keys_B)
         x_BxMxD = jnp.take_along_axis(x_BxLxD, predict_BxM[:, :, None], axis=1)
