@@ -17,21 +17,25 @@ from mlm_jax.files import write_text
 from mlm_jax.rules import (
     BELOW_ONE,
     BOOLEAN,
+    DEVICES,
     DROPOUT,
     FRACTION,
+    INNER_FRACTION,
     NON_NEGATIVE,
+    OPTIONAL_BOOLEAN,
     OPTIONAL_COUNT,
+    OPTIONAL_POSITIVE,
     OPTIONAL_RATE,
     POSITIVE,
     RAMP,
     RATE,
     RATES,
+    ROW_LENGTH,
     ROW_RATE,
     SEED,
     SENTENCES,
     SINCE,
     WORDS,
-    Rule,
     at_least,
     one_of,
 )
@@ -40,10 +44,8 @@ RULES = {
     "seed": SEED,
     "data.document": one_of("file", "blank_line", "line"),
     "data.on_bad_text": one_of("stop", "skip", "replace"),
-    "data.validation_fraction": Rule(
-        "above 0 and below 1", lambda value: 0 < value < 1
-    ),
-    "data.row_length": Rule("from 8 to 65535", lambda value: 8 <= value < 2**16),
+    "data.validation_fraction": INNER_FRACTION,
+    "data.row_length": ROW_LENGTH,
     "data.packing": one_of("packed", "full", "single"),
     "data.batch_size": at_least(1),
     "data.batch_ramp": RAMP,
@@ -53,7 +55,7 @@ RULES = {
     "tokenizer.max_characters": at_least(1),
     "corruption.strategy": one_of("token", "word", "span", "ngram", "pmi"),
     "corruption.span_lengths": one_of(*settings.LENGTHS),
-    "corruption.span_p": Rule("above 0 and below 1", lambda value: 0 < value < 1),
+    "corruption.span_p": INNER_FRACTION,
     "corruption.span_min": WORDS,
     "corruption.span_max": WORDS,
     "corruption.ngram_max": WORDS,
@@ -89,9 +91,7 @@ RULES = {
     "model.norm_position": one_of("post", "pre"),
     "model.norm_epsilon": POSITIVE,
     "model.norm_bias": BOOLEAN,
-    "model.embed_norm": Rule(
-        "None, true or false", lambda value: value in (None, True, False)
-    ),
+    "model.embed_norm": OPTIONAL_BOOLEAN,
     "model.token_types": at_least(0),
     "model.position": one_of("learned", "rotary"),
     "model.max_length": OPTIONAL_COUNT,
@@ -122,14 +122,9 @@ RULES = {
     "optim.eps": POSITIVE,
     "optim.on_nonfinite": one_of("stop", "skip"),
     "optim.max_skips": at_least(1),
-    "optim.spike_sigmas": Rule(
-        "None, or a number above 0",
-        lambda value: value is None or POSITIVE.holds(value),
-    ),
+    "optim.spike_sigmas": OPTIONAL_POSITIVE,
     "parallel.mode": one_of("pmap", "shard_map", "jit"),
-    "parallel.mesh.data": Rule(
-        "a number of devices, or -1 for all", lambda value: value == -1 or value >= 1
-    ),
+    "parallel.mesh.data": DEVICES,
     "parallel.mesh.fsdp": at_least(1),
     # The vocabulary is padded to a multiple of 128, and divided.
     "parallel.mesh.tensor": one_of(1, 2, 4, 8, 16, 32, 64, 128),
@@ -180,6 +175,11 @@ def check(c):
                 f"config.optim.num_steps = {c.optim.num_steps}."
             )
     _check_model(c)
+    if c.init_from is not None and c.tokenizer.file is not None:
+        raise InputError(
+            f"config.tokenizer.file = {c.tokenizer.file}; expected None, as "
+            f"config.init_from = {c.init_from} has a tokenizer."
+        )
     _check_mesh(c)
 
 
@@ -190,8 +190,7 @@ def _check_model(c):
         _check_multiple("model.width", c.model.width, "2 x model.num_heads", 2 * heads)
     if c.model.norm == "rms_norm" and c.model.norm_bias:
         raise InputError(
-            "config.model.norm = rms_norm has no bias; expected config.model.norm_bias "
-            "= False."
+            "config.model.norm_bias = True; expected False with norm = rms_norm."
         )
     if c.model.max_length is not None and c.model.max_length < c.data.row_length:
         raise InputError(
@@ -309,6 +308,13 @@ def hparams(c):
             "eps": np.float32(optim.eps),
         }
     )
+
+
+def tokenizer_of(c):
+    """Returns the `tokenizer` section, its `file` that of `init_from`, if any."""
+    if c.init_from is None:
+        return c.tokenizer
+    return c.tokenizer.to_dict() | {"file": f"{c.init_from}/tokenizer.json"}
 
 
 def flatten(c):

@@ -23,6 +23,10 @@ def at_least(low):
 
 POSITIVE = Rule("a number above 0", lambda value: 0 < value < float("inf"))
 NON_NEGATIVE = Rule("a number of 0 or more", lambda value: 0 <= value < float("inf"))
+OPTIONAL_POSITIVE = Rule(
+    "None, or a number above 0", lambda value: value is None or POSITIVE.holds(value)
+)
+INNER_FRACTION = Rule("above 0 and below 1", lambda value: 0 < value < 1)
 FRACTION = Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)
 RATE = Rule("a number above 0 and up to 1", lambda value: 0 < value <= 1)
 OPTIONAL_RATE = Rule(
@@ -43,6 +47,13 @@ WORDS = Rule(
 DROPOUT = Rule("a number from 0 to 0.99", lambda value: 0 <= value <= 0.99)
 BELOW_ONE = Rule("a number from 0 to below 1", lambda value: 0 <= value < 1)
 BOOLEAN = Rule("true or false", lambda value: value in (True, False))
+OPTIONAL_BOOLEAN = Rule(
+    "None, true or false", lambda value: value in (None, True, False)
+)
+ROW_LENGTH = Rule("from 8 to 65535", lambda value: 8 <= value < 2**16)
+DEVICES = Rule(
+    "a number of devices, or -1 for all", lambda value: value == -1 or value >= 1
+)
 SEED = Rule("an integer from 0 to 4294967295", lambda value: 0 <= value < 2**32)
 RATES = Rule(
     "a tuple of different numbers above 0 and up to 1, such as (0.15, 0.4)",

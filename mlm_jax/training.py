@@ -14,6 +14,7 @@ from mlm_jax import (
     checkpoint,
     config,
     huge_pages,
+    initial,
     metrics,
     parallel,
     processes,
@@ -54,6 +55,10 @@ class Training:
             _refuse_to_start_over(directory)
             key = processes.key(c.seed, mesh)
             state = program.init(key, config.hparams(c))
+            if c.init_from is not None:
+                abstract_params = program.abstract_state.params
+                params = initial.load(c, directory, abstract_params)
+                state = state.replace(params=params)
         else:
             numbers = program.place_hparams(config.hparams(c))
             state = state.replace(hparams=numbers)

@@ -10,7 +10,15 @@ import time
 import ml_collections
 import pytest
 
-from configs import austen, base, bert_base, bert_large, tiny
+from configs import (
+    austen,
+    base,
+    bert_base,
+    bert_large,
+    modernbert_base,
+    roberta_base,
+    tiny,
+)
 from mlm_jax import config, optim, schedules
 from mlm_jax.corruption import replace, select, settings, units, weights
 from mlm_jax.data import packing, tokenizer
@@ -275,7 +283,9 @@ def test_two_devices_that_do_not_divide_the_batch():
         config.check_devices(c, 8)
 
 
-@pytest.mark.parametrize("module", [base, tiny, austen, bert_base, bert_large])
+@pytest.mark.parametrize(
+    "module", [base, tiny, austen, bert_base, bert_large, roberta_base, modernbert_base]
+)
 def test_every_config_passes_and_every_field_has_a_rule_or_is_free(module):
     c = module.get_config()
     config.check(c)

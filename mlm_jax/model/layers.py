@@ -144,12 +144,10 @@ class Parts(NamedTuple):
 
 def make_parts(*, norm, norm_epsilon, norm_bias, bias, activation, dtype):
     """Returns the `Parts` that these fields of a config's `model` section stand for."""
-    if norm == "rms_norm":  # Zhang & Sennrich 2019
-        make_norm = functools.partial(nn.RMSNorm, epsilon=norm_epsilon, dtype=dtype)
-    else:
-        make_norm = functools.partial(
-            nn.LayerNorm, epsilon=norm_epsilon, use_bias=norm_bias, dtype=dtype
-        )
+    kind: Callable[..., nn.Module] = nn.RMSNorm  # Zhang & Sennrich 2019
+    if norm == "layer_norm":
+        kind = functools.partial(nn.LayerNorm, use_bias=norm_bias)
+    make_norm = functools.partial(kind, epsilon=norm_epsilon, dtype=dtype)
     dense = functools.partial(Dense, dtype=dtype, use_bias=bias)
     return Parts(dense, make_norm, ACTIVATIONS[activation])
 
