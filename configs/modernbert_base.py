@@ -1,11 +1,11 @@
-"""ModernBERT-base (Warner et al. 2024) on English Wikipedia, packed rows of 1024 tokens.
+"""ModernBERT-base (Warner et al. 2024) on English Wikipedia, packed 1024-token rows.
 
     python -m mlm_jax.train --config=configs/modernbert_base.py \
         --workdir=runs/modernbert_base
 
 150 million parameters: pre-LN without biases, GeGLU, rotary positions, two layers of
-three with a window of 64 tokens on either side. Not run here: it needs accelerators for
-days. Masks and the size of batch and rate are the paper's; its text (1.7 trillion tokens
+three with a window of 64 tokens on either side. Not run here: it needs accelerators
+for days. Masks, batch and learning rate are the paper's; its text (1.7 trillion tokens
 of web and code), its optimizer (StableAdamW) and its schedule are not.
 """
 

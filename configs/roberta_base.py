@@ -1,9 +1,10 @@
-"""RoBERTa-base (Liu et al. 2019) on English Wikipedia, 512-token rows of full sentences.
+"""RoBERTa-base (Liu et al. 2019) on English Wikipedia, 512-token full rows.
 
-    python -m mlm_jax.train --config=configs/roberta_base.py --workdir=runs/roberta_base
+    python -m mlm_jax.train --config=configs/roberta_base.py \
+        --workdir=runs/roberta_base
 
-125 million parameters. Not run here: it needs accelerators for days. Optimizer and batch
-are those of the paper's table 9; its text is ten times as much as Wikipedia.
+125 million parameters. Not run here: it needs accelerators for days. Optimizer and
+batch are those of the paper's table 9; its text is ten times as much as Wikipedia.
 """
 
 from configs import base, presets

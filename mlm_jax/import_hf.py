@@ -130,15 +130,22 @@ def _has_head(layout, found, folder, without_head):
 
 
 def _config(theirs, layout, found, head, row_length, folder):
-    c = base.get_config()
-    model = families.to_ours(theirs, where=folder / "config.json", pad_id=layout.pad_id)
-    name = f"{layout.name('encoder/type_embed')}.weight" if model["token_types"] else ""
-    if name in found.shapes and not found.read(name).any():
-        model["token_types"] = 0  # what adds nothing is left out
+    c, where = base.get_config(), folder / "config.json"
     try:
+        model = families.to_ours(theirs, where=where, pad_id=layout.pad_id)
         c.model.update(model, head=head)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{folder / 'config.json'}: {error}") from error
+    except InputError:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:  # "12" for 12
+        raise InputError(f"{where}: {error}") from error
+    if c.model.num_layers > len(found.shapes):
+        raise InputError(
+            f"{where}: {c.model.num_layers} layers; there are {len(found.shapes)} "
+            "tensors."
+        )
+    name = f"{layout.name('encoder/type_embed')}.weight" if c.model.token_types else ""
+    if name in found.shapes and not found.read(name).any():
+        c.model.token_types = 0  # what adds nothing is left out
     c.data.row_length = row_length or min(DEFAULT_ROW_LENGTH, c.model.max_length)
     return c
 
@@ -198,7 +205,9 @@ def _write(c, directory, tokenizer, params):
 
 
 def _facts(folder, model_type, left_out):
-    names = re.compile(r".*\.safetensors|(tokenizer_)?config\.json|tokenizer\.json")
+    names = re.compile(
+        r"model.*\.safetensors|(tokenizer_)?config\.json|tokenizer\.json"
+    )
     digests = {}
     for path in sorted(folder.iterdir()):
         if names.fullmatch(path.name) or path.name == "vocab.txt":

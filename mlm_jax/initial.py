@@ -12,7 +12,7 @@ import json
 import jax
 from flax import traverse_util
 
-from mlm_jax import checkpoint, config, processes
+from mlm_jax import checkpoint, config, processes, workdir
 from mlm_jax.errors import InputError
 from mlm_jax.files import write_text
 
@@ -48,7 +48,7 @@ def load(c, directory, abstract_params):
 
 
 def _check_model(c, other):
-    for name in sorted(c.model.keys() - FREE):
+    for name in sorted(set(c.model) - FREE):
         if c.model[name] != other.model[name]:
             raise InputError(
                 f"config.model.{name} = {c.model[name]!r}; config.init_from = "
@@ -79,7 +79,7 @@ def _record(c, directory, step, params):
     facts = {"from": c.init_from, "step": step}
     facts["digest"] = checkpoint.digest({"params": params})
     path = directory / INITIAL
-    if path.exists():
+    if path.exists() and workdir.has_begun(directory):
         before = json.loads(path.read_bytes())
         if before["digest"] != facts["digest"]:
             raise InputError(

@@ -321,8 +321,8 @@ def test_a_step_of_modern_layers_is_the_same_on_a_mesh(mode, mesh):
 @pytest.mark.parametrize(
     "module, published, ours_alone",
     [
-        # As Hugging Face counts its checkpoints, here without the buffer of 514 position
-        # ids. Theirs has two positions that are not used.
+        # As Hugging Face counts its checkpoints, here without the buffer of 514
+        # position ids. Theirs has two positions that are not used.
         (roberta_base, 124_697_947 - 514, -2 * 768),
         # Ours has a norm that is not used, that of the first attention.
         (modernbert_base, 149_655_232, 768),
@@ -344,7 +344,7 @@ def test_presets_have_the_published_number_of_parameters(module, published, ours
     "fields, message",
     [
         ({"norm": "rms_norm"}, "norm_bias = True; expected False"),
-        ({"max_length": 64}, "row_length = 128; .* max_length = 64"),
+        ({"max_length": 64}, "row_length = 128; .*max_length = 64"),
         ({"activation": "gelu_tan"}, "Did you mean gelu_tanh?"),
         ({"window": 0}, "model.window = 0; expected 1 or more"),
     ],

@@ -7,6 +7,7 @@ import shutil
 import struct
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -102,13 +103,13 @@ def test_a_run_says_what_it_was_made_of(imported):
 
 
 def test_b78_padding_of_the_vocabulary_is_never_an_answer(imported):
-    """23 tokens in 32 rows of theirs, in 128 of ours."""
+    """24 tokens in 32 rows of theirs, in 128 of ours."""
     model, params, tokenizer = load_run(imported("modernbert"))
-    assert tokenizer.vocab_size == 23 and model.encoder.vocab_size == 128
-    assert (params["encoder"]["embed"]["embedding"][23:] == 0).all()
+    assert tokenizer.vocab_size == 24 and model.encoder.vocab_size == 128
+    assert (params["encoder"]["embed"]["embedding"][24:] == 0).all()
     text = "the cat [MASK] on the mat"
-    (choices,) = fill_mask(model, params, tokenizer, text, row_length=64, top=23)
-    assert sorted(p for p, _ in choices) == sorted(map(tokenizer.piece, range(23)))
+    (choices,) = fill_mask(model, params, tokenizer, text, row_length=64, top=24)
+    assert sorted(p for p, _ in choices) == sorted(map(tokenizer.piece, range(24)))
     assert sum(p for _, p in choices) == pytest.approx(1, abs=1e-6)
 
 
@@ -182,13 +183,17 @@ REFUSED = {
     "lacks num_attention_heads": edit_config(num_attention_heads="absent"),
     "num_heads = 3": edit_config(num_attention_heads=3),
     "norm_epsilon = -1.0": edit_config(layer_norm_eps=-1.0),
-    "config.json: .*str.*width": edit_config(hidden_size="wide"),
-    "vocab_size = 22; the tokenizer has 23": edit_config(vocab_size=22),
-    "word_embeddings.weight is .23, 16.; .* would be .24, 16.": edit_config(
-        vocab_size=24
+    "config.json: .*wide is of original type": edit_config(hidden_size="wide"),
+    "config.json: 1000000000 layers; there are 4. tensors": edit_config(
+        num_hidden_layers=10**9
+    ),
+    "config.json: .*unsupported operand": edit_config(max_position_embeddings="long"),
+    "vocab_size = 23; the tokenizer has 24": edit_config(vocab_size=23),
+    "word_embeddings.weight is .24, 16.; .* would be .25, 16.": edit_config(
+        vocab_size=25
     ),
     "pad_token_id = 1; the tokenizer's is 0": edit_config(pad_token_id=1),
-    "query.weight is .16, 16.; by config.json .* .32, 32.": edit_config(hidden_size=32),
+    "key.bias is .16,.; by config.json it would be .32,.": edit_config(hidden_size=32),
     "lacks bert.encoder.layer.2": edit_config(num_hidden_layers=3),
     "has bert.encoder.layer.1.* which this model": edit_config(num_hidden_layers=1),
     f"lacks {QUERY}": edit_tensors(lambda t: t.pop(QUERY)),
@@ -207,7 +212,7 @@ REFUSED = {
     "has no head for masked tokens .*--without_head": edit_tensors(
         lambda t: [t.pop(name) for name in list(t) if name.startswith("cls.")]
     ),
-    "pytorch_model.bin: only safetensors .* save_pretrained": rename_weights(
+    "pytorch_model.bin: only safetensors .*save_pretrained": rename_weights(
         "pytorch_model.bin"
     ),
     "has no model.safetensors": rename_weights("other.safetensors"),
@@ -264,7 +269,7 @@ def test_what_a_family_alone_can_have_wrong(name, fields, message, tmp_path):
 
 
 def test_b81_rows_longer_than_the_positions_are_refused(tmp_path):
-    with pytest.raises(InputError, match="row_length = 25; .* max_length = 24"):
+    with pytest.raises(InputError, match="row_length = 25; .*max_length = 24"):
         import_hf.run(FIXTURES / "bert", tmp_path / "run", row_length=25)
 
 
@@ -317,6 +322,20 @@ def test_known_extras_old_names_and_parts_change_nothing(tmp_path, imported, cap
     index.write_text(json.dumps({"weight_map": {TABLE: "../elsewhere.safetensors"}}))
     with pytest.raises(InputError, match="names no safetensors beside it"):
         import_hf.run(folder, tmp_path / "other")
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_other_precisions_become_float32(dtype, tmp_path, imported):
+    folder = shutil.copytree(FIXTURES / "bert", tmp_path / "theirs")
+    edit_tensors(
+        lambda t: t.update({name: x.astype(dtype) for name, x in list(t.items())})
+    )(folder)
+    import_hf.run(folder, tmp_path / "run")
+    jax.tree.map(
+        lambda found, x: np.testing.assert_array_equal(found, x.astype(dtype, "C")),
+        load_run(tmp_path / "run")[1],
+        load_run(imported("bert"))[1],
+    )
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])

@@ -230,7 +230,7 @@ FAMILIES = {
 def family_of(theirs, where):
     """Returns (model_type, Family). Raises InputError for one that is not known."""
     found = theirs.get("model_type")
-    if found not in FAMILIES:
+    if not isinstance(found, str) or found not in FAMILIES:
         near = difflib.get_close_matches(str(found), FAMILIES, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise InputError(

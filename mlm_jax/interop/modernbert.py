@@ -28,16 +28,16 @@ def to_ours(theirs, ours, where):
         value = theirs.get(name, DEFAULTS[other])
         if value != expected:
             raise other_value(where, name, value, f"{other} = {expected!r}")
-    if theirs.get("mlp_dropout", 0) != ours["dropout"]:
+    dropout = theirs.get("mlp_dropout", 0)
+    if dropout != ours["dropout"]:
         expected = f"embedding_dropout = {ours['dropout']}"
-        raise other_value(where, "mlp_dropout", theirs["mlp_dropout"], expected)
+        raise other_value(where, "mlp_dropout", dropout, expected)
     every = theirs.get("global_attn_every_n_layers", 3)
     if kinds := theirs.get("layer_types"):
         every = _every(kinds)
         if len(kinds) != ours["num_layers"] or kinds != _layer_types(len(kinds), every):
-            raise other_value(
-                where, "layer_types", kinds, "full_attention every k-th layer"
-            )
+            expected = "full_attention in the first and every k-th layer"
+            raise other_value(where, "layer_types", kinds, expected)
     width = theirs.get("local_attention", 128)
     return {
         "global_every": every,
@@ -65,9 +65,8 @@ def _base(theirs, kind, old_name, where):
         raise other_value(where, "rope_scaling", theirs["rope_scaling"], "none")
     rope = (theirs.get("rope_parameters") or {}).get(kind) or {}
     if rope.get("rope_type", "default") != "default":
-        raise other_value(
-            where, f"rope_parameters.{kind}", rope, "rope_type = 'default'"
-        )
+        name = f"rope_parameters.{kind}.rope_type"
+        raise other_value(where, name, rope["rope_type"], "'default'")
     return float(rope.get("rope_theta") or theirs.get(old_name) or THETAS[old_name])
 
 

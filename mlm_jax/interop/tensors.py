@@ -167,7 +167,7 @@ def check(found, expected, *, where, copies, ignored=()):
             f"{where} has {_some(unknown)}, which this model has no place for. What is "
             f"not needed can be left out by name: --ignore={unknown[0]}"
         )
-    return left_out
+    return sorted(left_out)
 
 
 def to_ours(layout, shapes, read):

@@ -38,12 +38,7 @@ class MaskedLM(nn.Module):
 
     @nn.compact
     def __call__(self, tokens_BxL, segment_BxL, position_BxL, predict_BxM, keys_B=None):
-        if not self.head:
-            raise InputError(
-                "config.model.head = False: this model was imported without a head for "
-                "masked tokens, so it cannot predict them nor be trained to; its "
-                "encoder can be used, for embeddings and for fine-tuning."
-            )
+        require_head(self)
         x_BxLxD = self.encoder(tokens_BxL, segment_BxL, position_BxL, keys_B)
         x_BxMxD = jnp.take_along_axis(x_BxLxD, predict_BxM[:, :, None], axis=1)
         vocab_size, width = self.encoder.vocab_size, self.encoder.width
@@ -57,6 +52,16 @@ class MaskedLM(nn.Module):
         if self.decoder_bias:
             bias_V = self.param("bias", nn.initializers.zeros, (vocab_size,))
         return hidden_NxD.reshape(x_BxMxD.shape), table_VxD, bias_V
+
+
+def require_head(model):
+    """Raises InputError for an encoder alone."""
+    if not model.head:
+        raise InputError(
+            "config.model.head = False: this model was imported without a head for "
+            "masked tokens, so it cannot predict them nor be trained to; its encoder "
+            "can be used, for embeddings and for fine-tuning."
+        )
 
 
 class Table(nn.Module):
