@@ -134,11 +134,15 @@ def get_config():
     c.model.dtype = "float32"  # of the computation; parameters are always float32
 
     c.optim = ml_collections.ConfigDict()
-    c.optim.name = "adamw"  # adamw, sgd
+    # adamw, stable_adamw, lamb, lion, adafactor, muon (with AdamW for what is no
+    # matrix), sgd
+    c.optim.name = "adamw"
     c.optim.num_steps = 1_000_000
     c.optim.peak_learning_rate = 1e-4
     c.optim.warmup_steps = 10_000
-    c.optim.schedule = "linear"  # after the warm-up: constant, linear, cosine
+    # After the warm-up: constant, linear, cosine, one_minus_sqrt, inverse_sqrt. With a
+    # warm-up of half the steps, linear is one cycle.
+    c.optim.schedule = "linear"
     c.optim.decay_begin = 0  # the step after which it decays, if later than the warm-up
     c.optim.weight_decay = 0.01  # kernels and embeddings only
     c.optim.clip_norm = 1.0  # of the gradient of the global mean loss
