@@ -76,7 +76,7 @@ def run(
             ignored = *ignored, *(m.partition(".")[0] for m in head_modules)
         left_out = _check_tensors(layout, found, shapes, folder, ignored)
         params = tensors.to_ours(layout, shapes, _reader(layout, found))
-        dtypes = sorted(found.dtypes)
+        dtypes = found.dtypes
     with workdir.held(directory):
         if workdir.has_begun(directory):
             raise InputError(f"--workdir={directory} holds a run; give another one.")

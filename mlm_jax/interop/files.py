@@ -41,8 +41,8 @@ class Tensors:
     """The tensors of a folder, opened and not yet read.
 
     `shapes` is {name: shape}, with the names that older TensorFlow checkpoints gave to
-    the scale and bias of a norm changed to `weight` and `bias`. `dtypes` are those that
-    occur.
+    the scale and bias of a norm changed to `weight` and `bias`. `dtypes` are those of
+    floating-point tensors.
 
     Raises InputError, naming the file, for anything but whole safetensors.
     """
@@ -51,7 +51,7 @@ class Tensors:
         self._stack = contextlib.ExitStack()
         self._where: dict = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.dtypes: set[str] = set()
+        self._dtypes: dict[str, str] = {}
         for path in _weight_files(folder):
             self._open(path)
 
@@ -65,23 +65,26 @@ class Tensors:
         try:
             file = self._stack.enter_context(safetensors.safe_open(path, "np"))
             for name in file.keys():  # noqa: SIM118 (no mapping)
-                view = file.get_slice(name)
-                self.dtypes.add(view.get_dtype())
                 known = _modern(name)
+                view = file.get_slice(name)
+                self._dtypes[known] = view.get_dtype()
                 if known in self._where:
                     raise InputError(f"{path} has {known} twice.")
                 self._where[known] = file, name
                 self.shapes[known] = tuple(view.get_shape())
         except (OSError, safetensors.SafetensorError) as error:
             raise InputError(f"{path} is not whole safetensors: {error}") from error
-        if other := sorted(self.dtypes.difference(DTYPES)):
-            raise InputError(
-                f"{path} has tensors of {', '.join(other)}; expected "
-                f"{', '.join(DTYPES)}."
-            )
+
+    @property
+    def dtypes(self):
+        return sorted(set(self._dtypes.values()).intersection(DTYPES))
 
     def read(self, name):
-        """Returns a tensor. Raises InputError if it is not finite."""
+        """Returns a tensor. Raises InputError if it is not of finite numbers."""
+        if self._dtypes[name] not in DTYPES:
+            raise InputError(
+                f"{name} is {self._dtypes[name]}; expected one of {', '.join(DTYPES)}."
+            )
         file, stored = self._where[name]
         tensor = file.get_tensor(stored)
         if not np.isfinite(tensor).all():

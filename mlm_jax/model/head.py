@@ -48,7 +48,7 @@ class MaskedLM(nn.Module):
         if not self.tied:
             shape = vocab_size, width
             table_VxD = Table(shape, name="decoder")()
-        bias_V = jnp.zeros(vocab_size)
+        bias_V = 0 * table_VxD[:, 0]  # of the devices that the table is of
         if self.decoder_bias:
             bias_V = self.param("bias", nn.initializers.zeros, (vocab_size,))
         return hidden_NxD.reshape(x_BxMxD.shape), table_VxD, bias_V

@@ -140,11 +140,12 @@ def model_of(model_type, settings, tokenizer, seed=0):
     config = transformers.AutoConfig.for_model(model_type, **ids | settings)
     model = transformers.AutoModelForMaskedLM.from_config(config).eval()
     generator = torch.Generator().manual_seed(seed)
+    size = 0.3 * (16 / config.hidden_size) ** 0.5
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             is_scale = "norm" in name.lower() and name.endswith("weight")
             noise = torch.randn(tensor.shape, generator=generator)
-            tensor.copy_(1 + 0.3 * noise if is_scale else 0.3 * noise)
+            tensor.copy_(1 + 0.3 * noise if is_scale else size * noise)
     return model
 
 
