@@ -26,6 +26,10 @@ mine_collocations  makes the list that PMI masking reads
   python -m mlm_jax.mine_collocations --config=configs/tiny.py --output=pmi.txt
 diff_ledgers  finds the first step at which two runs hid different tokens
   python -m mlm_jax.diff_ledgers runs/a runs/b
+import_hf  makes a run of a Hugging Face checkpoint
+  python -m mlm_jax.import_hf --from=downloads/bert-base-uncased --workdir=runs/bert
+export_hf  writes a run as a Hugging Face checkpoint
+  python -m mlm_jax.export_hf --workdir=runs/bert --to=exported/bert
 check      verifies a run's checkpoints, rows and logs
   python -m mlm_jax.check --workdir=runs/tiny
 plan       tells what a step needs on a machine that is not there

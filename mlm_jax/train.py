@@ -53,7 +53,9 @@ def run(c, directory, *, allowed=()):
     is_first = processes.is_first()
     with workdir.held(directory) if is_first else contextlib.nullcontext():
         changes = workdir.check_config(directory, c, allowed)
-        store = rows.prepare(c.data, c.tokenizer)  # one makes it, the others wait
+        store = rows.prepare(
+            c.data, config.tokenizer_of(c)
+        )  # one makes it, the others wait
         changes |= workdir.check_data(directory, store, allowed)
         processes.agree("data.fingerprint", store.fingerprint)
         _run(c, directory, store, sizes, changes)

@@ -26,6 +26,8 @@ FORBIDDEN = {
     "metrics": {"jax", "flax", "optax", "orbax"},
     "experiment": {"jax", "flax", "optax", "orbax", "absl", "mlm_jax.train"},
     "report": {"jax", "flax", "optax", "orbax", "mlm_jax.train"},
+    "rules": {"jax", "flax", "optax", "orbax", "mlm_jax.config", "mlm_jax.data"},
+    "interop": {"jax", "flax", "optax", "orbax", "mlm_jax.config", "mlm_jax.data"},
     "tasks": {"orbax", "mlm_jax.config", "mlm_jax.checkpoint", "mlm_jax.train"},
 }
 # The one door to each library that could leak everywhere.
@@ -34,6 +36,7 @@ ONLY_IN = {
     "orbax": {"checkpoint"},
     "tensorflow_datasets": {"data"},
     "tokenizers": {"data"},
+    "safetensors": {"interop"},
     "apache_beam": {"data"},
     "submitit": {"slurm"},
     "matplotlib": {"experiment"},
