@@ -1,0 +1,52 @@
+"""A small head on the encoder: one answer a text, or one a token."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from mlm_jax.model.encoder import Encoder
+from mlm_jax.model.layers import Dense, dropout
+
+
+class TaskModel(nn.Module):
+    """The encoder of a masked language model, its head replaced.
+
+    For each token, or for a text: pooled, then BERT's dense layer with tanh. Pooling
+    takes the vector of [CLS] (`cls`), or the mean over the row's tokens (`mean`).
+    Returns float32[B, L, C] or [B, C].
+    """
+
+    encoder: Encoder
+    num_outputs: int
+    per_token: bool
+    pooling: str
+
+    @nn.compact
+    def __call__(self, tokens_BxL, segment_BxL, position_BxL, keys_B=None):
+        dtype, rate = self.encoder.dtype, self.encoder.dropout
+        x_BxLxD = self.encoder(tokens_BxL, segment_BxL, position_BxL, keys_B)
+        width = x_BxLxD.shape[-1]
+        if self.per_token:
+            x_NxD = x_BxLxD.reshape(-1, width)
+        else:
+            pooled_BxD = POOLINGS[self.pooling](x_BxLxD, segment_BxL > 0)
+            x_NxD = jnp.tanh(Dense(width, dtype, name="pooler")(pooled_BxD))
+        if keys_B is not None:  # not those that the encoder splits
+            keys_B = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys_B)
+        x_NxD = dropout(keys_B, x_NxD, rate)
+        y_NxC = Dense(self.num_outputs, jnp.float32, name="output")(x_NxD)
+        return y_NxC.reshape(*x_BxLxD.shape[:-1], -1) if self.per_token else y_NxC
+
+
+def first(x_BxLxD, is_token_BxL):
+    del is_token_BxL
+    return x_BxLxD[:, 0]
+
+
+def mean(x_BxLxD, is_token_BxL):
+    weight_BxLx1 = is_token_BxL[:, :, None].astype(jnp.float32)
+    count_Bx1 = jnp.maximum(weight_BxLx1.sum(1), 1)  # a row of padding has no token
+    return jnp.sum(x_BxLxD * weight_BxLx1, axis=1) / count_Bx1
+
+
+POOLINGS = {"cls": first, "mean": mean}
