@@ -145,6 +145,9 @@ def get_config():
     c.eval.num_rows = 1024  # held-out rows, a fixed choice; 0 is all
     c.eval.batch_size = 64
     c.eval.every_steps = 10_000
+    # Minimal pairs to judge at each evaluation: a file or directory in BLiMP's form, or
+    # bundled:agreement. Each token of each sentence is a row of its own.
+    c.eval.minimal_pairs = placeholder(str)
     c.eval.fill_mask = ()  # sentences with [MASK], filled at the end of training
 
     c.checkpoint = ml_collections.ConfigDict()

@@ -192,6 +192,17 @@ def restore_latest(workdir):
     return _newest_whole(folder, None)
 
 
+def restore_step(workdir, step):
+    """The same of one step. Raises DamageError if it is not what was saved."""
+    folder = _folder(workdir)
+    if step not in steps(folder):
+        kept = ", ".join(f"{kept:,}" for kept in steps(folder)[::-1]) or "none"
+        raise CheckpointError(
+            f"{workdir} has no checkpoint of step {step:,}; there are: {kept}."
+        )
+    return step, load(folder / str(step))
+
+
 def load(path, abstract_state=None):
     """Returns the state of one checkpoint, as nested dicts of arrays on the host, or
     like `abstract_state`.

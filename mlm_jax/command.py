@@ -26,9 +26,25 @@ def define_config():
 
 def define_workdir(what):
     """A flag that a command cannot do without, checked in `run`."""
-    if "workdir" in flags.FLAGS:
-        return flags.FLAGS["workdir"]
-    return flags.DEFINE_string("workdir", None, f"Directory of a run: {what}.")
+    what = f"Directory of a run: {what}."
+    return define_once(flags.DEFINE_string, "workdir", None, what)
+
+
+def define_step():
+    """The checkpoint that a command uses, where a run has several."""
+    what = "Use the checkpoint of this step, not the newest."
+    return define_once(flags.DEFINE_integer, "step", None, what, lower_bound=0)
+
+
+def define_output(what):
+    return define_once(flags.DEFINE_string, "output", None, what)
+
+
+def define_once(define, name, *arguments, **settings):
+    """For flags that several commands of one process may have."""
+    if name in flags.FLAGS:
+        return flags.FLAGS[name]
+    return define(name, *arguments, **settings)
 
 
 def run(main, *, positional=None):

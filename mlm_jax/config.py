@@ -152,6 +152,10 @@ RULES = {
     "eval.num_rows": _at_least(0),
     "eval.batch_size": _at_least(1),
     "eval.every_steps": _at_least(1),
+    "eval.minimal_pairs": Rule(
+        "None, or where minimal pairs are, such as bundled:agreement",
+        lambda value: value is None or value.strip() != "",
+    ),
     "eval.fill_mask": SENTENCES,
     "checkpoint.every_steps": _at_least(1),
     "checkpoint.keep": _at_least(1),
@@ -282,7 +286,8 @@ TRACED = {
             *("eps", "on_nonfinite", "max_skips"),
         )
     ),
-    *("eval.seed", "eval.every_steps", "eval.fill_mask", "log.every_steps"),
+    *("eval.seed", "eval.every_steps", "eval.minimal_pairs", "eval.fill_mask"),
+    "log.every_steps",
     *(f"checkpoint.{name}" for name in ("every_steps", "keep", "keep_best")),
     "checkpoint.keep_every",
 }

@@ -20,11 +20,16 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
     One process at a time: what a killed one left beside it, the next one overwrites.
     """
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: pathlib.Path, data: bytes) -> None:
+    """The same."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(temporary, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

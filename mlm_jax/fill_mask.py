@@ -1,40 +1,38 @@
-"""Fills the masks of a sentence with a trained model.
+"""Fills the masks of sentences with a trained model.
 
     python -m mlm_jax.fill_mask --workdir=runs/austen "Mr. Darcy [MASK] to Elizabeth."
 
-Prints, for each [MASK], the most probable tokens with their probabilities.
+Prints, for each [MASK], the most probable tokens with their probabilities. With
+--max_pieces=3 a [MASK] is a whole word of up to three pieces, and what is printed is a
+score: the geometric mean of the pieces' probabilities, or with --score=sum their
+product.
 """
-
-import pathlib
 
 from absl import flags
 
-from mlm_jax import checkpoint, command, config, program
-from mlm_jax.data.tokenizer import Tokenizer
+import mlm_jax
+from mlm_jax import command
 from mlm_jax.errors import InputError
-from mlm_jax.tasks.fill_mask import describe, fill_mask
+from mlm_jax.tasks.fill_mask import SCORES, describe
 
 WORKDIR = command.define_workdir("the model to use")
-TOP = flags.DEFINE_integer("top", 5, "Tokens to print for each mask.", lower_bound=1)
+STEP = command.define_step()
+TOP = flags.DEFINE_integer("top", 5, "Choices to print for each mask.", lower_bound=1)
+MAX_PIECES = flags.DEFINE_integer(
+    "max_pieces", None, "Fill whole words of up to so many pieces.", lower_bound=1
+)
+SCORE = flags.DEFINE_enum("score", "mean", list(SCORES), "Of a whole word's pieces.")
 
 
 def main(texts):
     if not texts:
         raise InputError('no text to fill, such as "Mr. Darcy [MASK] to Elizabeth."')
-    c = config.load(WORKDIR.value)
-    tokenizer = Tokenizer.load(pathlib.Path(WORKDIR.value) / "tokenizer.json")
-    step, state = checkpoint.restore_latest(WORKDIR.value)
-    print(f"{WORKDIR.value}, step {step:,}")
-    model = program.model_of(c, tokenizer.vocab_size)
-    for text in texts:
-        filled = fill_mask(
-            model,
-            state["params"],
-            tokenizer,
-            text,
-            row_length=c.data.row_length,
-            top=TOP.value,
-        )
+    trained = mlm_jax.load(WORKDIR.value, STEP.value)
+    print(f"{trained.workdir}, step {trained.step:,}")
+    all_filled = trained.fill_mask(
+        texts, top=TOP.value, max_pieces=MAX_PIECES.value, score=SCORE.value
+    )
+    for text, filled in zip(texts, all_filled, strict=True):
         print(describe(text, filled))
 
 

@@ -31,11 +31,13 @@ class Predictions(NamedTuple):
     slots. `ranks_N` int32 count the classes that come before the target: those of a
     larger logit, and those of an equal one and a smaller index. So a prediction is
     correct where its rank is 0 and among the best k where it is below k. Unused slots
-    have the rank `num_classes`, which no target has.
+    have the rank `num_classes`, which no target has. `top_losses_N` float32 are -log p
+    of the most probable class, whatever the target: how sure the model is.
     """
 
     losses_N: jax.Array
     ranks_N: jax.Array
+    top_losses_N: jax.Array
 
 
 def masked_cross_entropy(
@@ -83,12 +85,13 @@ def masked_cross_entropy(
     slots = hidden_NxD, jnp.where(is_used_N, targets_N, 0), weights_N
     settings = Settings(num_classes, is_partitioned, chunk)
     regularisers = jnp.float32(label_smoothing), jnp.float32(z_loss)
-    objective, losses_N, ranks_N = _objective(
+    objective, losses_N, ranks_N, top_losses_N = _objective(
         slots, table_VxD, bias_V, regularisers, settings
     )
     losses_N = jnp.where(is_used_N, losses_N + nan_if_wrong_N, 0)
     ranks_N = jnp.where(is_used_N, ranks_N, num_classes)
-    return objective, Predictions(losses_N, ranks_N)
+    top_losses_N = jnp.where(is_used_N, top_losses_N, 0)
+    return objective, Predictions(losses_N, ranks_N, top_losses_N)
 
 
 class Settings(NamedTuple):
@@ -131,12 +134,12 @@ def _on_platform(make, slots, table_VxD, bias_V, regularisers, settings):
 
 
 def _value(passes, num_classes, chunk, slots, table_VxD, bias_V, regularisers):
-    """Returns objective, losses_N, ranks_N."""
+    """Returns objective, losses_N, ranks_N, top_losses_N."""
     output = _output(slots, table_VxD, bias_V, num_classes)
 
     def add(objective, slots):
         terms, _ = _terms(passes, slots, output, regularisers)
-        return objective + terms.objective, (terms.losses_C, terms.ranks_C)
+        return objective + terms.objective, terms.per_slot
 
     weights_N = slots[2]
     zero = jnp.zeros_like(weights_N, shape=())
@@ -170,7 +173,7 @@ def _value_and_gradients(
         d_hidden_CxD -= smoothing * weights_C[:, None] * output.mean_table_D[None]
         d_hidden_CxD = d_hidden_CxD.astype(hidden_CxD.dtype)
         carry = objective + terms.objective, d_table_VxD, d_bias_V
-        return carry, (terms.losses_C, terms.ranks_C, d_hidden_CxD)
+        return carry, (*terms.per_slot, d_hidden_CxD)
 
     # The smoothed part of d logits is the same in every class and no chunk's own.
     share_V = jnp.where(_is_class(bias_V, num_classes), smoothing / num_classes, 0)
@@ -193,8 +196,8 @@ def _value_and_gradients(
     else:
         start = smoothed(jnp.zeros_like(table_VxD), jnp.zeros_like(bias_V))
         (objective, *d_output), per_slot = lax.scan(add, (zero, *start), chunks)
-    losses_N, ranks_N, d_hidden_NxD = _join(per_slot, len(weights_N))
-    return (objective, losses_N, ranks_N), (d_hidden_NxD, *d_output)
+    *per_slot, d_hidden_NxD = _join(per_slot, len(weights_N))
+    return (objective, *per_slot), (d_hidden_NxD, *d_output)
 
 
 class Output(NamedTuple):
@@ -230,8 +233,7 @@ class Terms(NamedTuple):
     `d_target`, less smoothing * weight / num_classes in every class."""
 
     objective: jax.Array
-    losses_C: jax.Array
-    ranks_C: jax.Array
+    per_slot: tuple[jax.Array, ...]  # losses_C, ranks_C, top_losses_C
     scale_C: jax.Array
     d_target_C: jax.Array
 
@@ -258,7 +260,8 @@ def _terms(passes, slots, output, regularisers):
     scale_C = weights_C * (1 + pull_C) / total_C
     d_target_C = smoothing + (pull_C * share_C - others_C) / total_C
     objective = jnp.sum(weights_C * objective_C)
-    terms = Terms(objective, losses_C, ranks_C, scale_C, weights_C * d_target_C)
+    per_slot = losses_C, ranks_C, log_total_C
+    terms = Terms(objective, per_slot, scale_C, weights_C * d_target_C)
     return terms, kept
 
 

@@ -11,6 +11,7 @@ import time
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2, summary_pb2
 
+from mlm_jax.data.progress import duration
 from mlm_jax.errors import InputError
 from mlm_jax.files import write_text
 
@@ -298,14 +299,3 @@ class Progress:
         # No run ends because no one listens, or the log's disk is full.
         with contextlib.suppress(OSError):
             print(text, end=end, file=self._stream, flush=True)
-
-
-def duration(seconds):
-    """Returns seconds as people say them; `?` for what is not known."""
-    if not math.isfinite(seconds):
-        return "?"
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h {minutes:02}m"
-    return f"{minutes}m {seconds:02}s" if minutes else f"{seconds}s"

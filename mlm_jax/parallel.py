@@ -105,13 +105,23 @@ def compile_eval_step(step, mode, mesh, shardings):
             replicated, rows = NamedSharding(mesh, P()), batch_sharding(mesh)
             if mesh.size > 1:
                 step = functools.partial(step, axis=_row_axes(mesh))
-                step = _map_rows(step, mesh, (P(), rows.spec, P(), P()))
+                step = _map_rows(step, mesh, (P(), rows.spec, P(), P()), P())
             return jax.jit(
                 step,
                 in_shardings=(shardings.params, rows, replicated, replicated),
                 out_shardings=replicated,
             )
     raise ValueError(f"Unknown mode {mode!r}; expected pmap, shard_map or jit.")
+
+
+def compile_by_row(function, mesh):
+    """Returns the compiled `function(params, batch) -> tree`, whose results have a row
+    for each row of the batch: rows are spread over the devices, and come back whole."""
+    if mesh.size == 1:
+        return jax.jit(function)
+    rows = batch_sharding(mesh).spec
+    mapped = _map_rows(function, mesh, (P(), rows), rows)
+    return jax.jit(mapped, out_shardings=NamedSharding(mesh, P()))
 
 
 def _over_rows(step, mesh, shardings):
@@ -124,7 +134,8 @@ def _over_rows(step, mesh, shardings):
         return step
 
     def spread(sum_over_rows):
-        mapped = _map_rows(sum_over_rows, mesh, (P(), batch_sharding(mesh).spec))
+        in_specs = P(), batch_sharding(mesh).spec
+        mapped = _map_rows(sum_over_rows, mesh, in_specs, P())
 
         def call(state, batch):
             grads, sums = mapped(state, batch)
@@ -136,12 +147,12 @@ def _over_rows(step, mesh, shardings):
     return functools.partial(step, axis=_row_axes(mesh), spread=spread)
 
 
-def _map_rows(body, mesh, in_specs):
+def _map_rows(body, mesh, in_specs, out_specs):
     return jax.shard_map(
         body,
         mesh=mesh,
         in_specs=in_specs,
-        out_specs=P(),
+        out_specs=out_specs,
         axis_names=set(_row_axes(mesh)),
         # Whether a result is the same on every device. JAX 0.12's searchsorted, which
         # draws the random tokens, fails in that where an axis is left to the compiler.

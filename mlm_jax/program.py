@@ -115,19 +115,23 @@ def train_corrupt(c, tokenizer, counts_V, slots=None):
     return corrupt_of(c, tokenizer, counts_V, c.corruption, found, slots)
 
 
-def eval_corrupt(c, tokenizer):
-    return corrupt_of(c, tokenizer, None, exam(c, max(c.eval.rates)), None)
+def eval_corrupt(c, tokenizer, rate=None, strategy="token", found=None):
+    """Returns `corrupt` of evaluations up to `rate`, by default the highest one in
+    training; `found` is as `corrupt_of` has it."""
+    section = exam(c, rate or max(c.eval.rates), strategy)
+    return corrupt_of(c, tokenizer, None, section, found)
 
 
-def eval_hparams(c, rate):
-    return settings.hparams(exam(c, rate))
+def eval_hparams(c, rate, strategy="token"):
+    return settings.hparams(exam(c, rate, strategy))
 
 
-def exam(c, rate):
+def exam(c, rate, strategy="token"):
     """Returns the corruption of an evaluation at `rate`: no one's training policy, but
-    single tokens, an exact count of at least one, and ordinary replacements. Of the
-    config only the `eval` section enters."""
+    an exact count of at least one, and ordinary replacements; in training, of single
+    tokens. Of the config only the `eval` section enters."""
     fields = settings.EXAM | {
+        "strategy": strategy,
         "rate": rate,
         "mask_frac": c.eval.mask_frac,
         "random_frac": c.eval.random_frac,

@@ -28,20 +28,11 @@ def make_loss_fn(model, num_classes, *, train, per_token=False, is_partitioned=F
         if train:
             dropout_key = keys.purpose_key(key, Purpose.DROPOUT)
             dropout_keys = keys.row_keys(dropout_key, batch["epoch"], batch["row"])
-        hidden_BxMxD, table_VxD, bias_V = model.apply(
-            {"params": params},
-            batch["inputs"],
-            batch["segment"],
-            batch["position"],
-            batch["predict"],
+        objective, predictions = _predict(
+            model,
+            params,
+            batch,
             dropout_keys,
-        )
-        objective, predictions = masked_cross_entropy(
-            hidden_BxMxD.reshape(-1, hidden_BxMxD.shape[-1]),
-            table_VxD,
-            bias_V,
-            batch["targets"].reshape(-1),
-            batch["weights"].reshape(-1),
             num_classes=num_classes,
             is_partitioned=is_partitioned,
             **regularisers,
@@ -57,12 +48,44 @@ def make_loss_fn(model, num_classes, *, train, per_token=False, is_partitioned=F
         }
         if per_token:
             targets_N = batch["targets"].reshape(-1)
-            zeros_V = jnp.zeros_like(bias_V)
+            zeros_V = jnp.zeros_like(params["bias"])
             sums["token_losses"] = zeros_V.at[targets_N].add(predictions.losses_N)
             sums["token_counts"] = zeros_V.at[targets_N].add(is_used_BxM.reshape(-1))
         return objective, sums
 
     return loss_fn
+
+
+def make_predict_fn(model, num_classes, *, is_partitioned=False):
+    """Returns `predict(params, corrupted batch) -> loss.Predictions`, without dropout,
+    each of shape [B, M] as the slots are."""
+
+    def predict(params, batch):
+        settings = {"num_classes": num_classes, "is_partitioned": is_partitioned}
+        _, predictions = _predict(model, params, batch, None, **settings)
+        shape = batch["predict"].shape
+        return jax.tree.map(lambda x_N: x_N.reshape(shape), predictions)
+
+    return predict
+
+
+def _predict(model, params, batch, dropout_keys, **settings):
+    hidden_BxMxD, table_VxD, bias_V = model.apply(
+        {"params": params},
+        batch["inputs"],
+        batch["segment"],
+        batch["position"],
+        batch["predict"],
+        dropout_keys,
+    )
+    return masked_cross_entropy(
+        hidden_BxMxD.reshape(-1, hidden_BxMxD.shape[-1]),
+        table_VxD,
+        bias_V,
+        batch["targets"].reshape(-1),
+        batch["weights"].reshape(-1),
+        **settings,
+    )
 
 
 def train_step(

@@ -43,6 +43,7 @@ from mlm_jax import (
     workdir,
 )
 from mlm_jax.data import rows
+from mlm_jax.data.progress import duration
 from mlm_jax.errors import InputError, NonFiniteError, WorkdirBusyError
 from mlm_jax.experiment import branch, halving, sweep
 from mlm_jax.experiment.results import DIVERGED
@@ -115,7 +116,7 @@ def describe(experiment, runs, left):
         )
     seconds = total / rate / USUAL_SHARE
     lines.append(
-        f"to do: {total / 1e12:,.1f} TFLOP, about {metrics.duration(seconds)} at "
+        f"to do: {total / 1e12:,.1f} TFLOP, about {duration(seconds)} at "
         f"{USUAL_SHARE:.0%} of this machine's {rate / 1e9:,.0f} GFLOP/s"
     )
     return "\n".join(lines)
@@ -150,7 +151,7 @@ class Clock:
         self._left -= num_steps
         done = self._total - self._left
         spent = time.perf_counter() - self._begin
-        left = metrics.duration(metrics.mean(spent, done) * self._left)
+        left = duration(metrics.mean(spent, done) * self._left)
         print(
             f"{run.name} {what}: {done:,} of {self._total:,} steps, {left} left",
             flush=True,

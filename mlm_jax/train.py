@@ -23,6 +23,7 @@ from mlm_jax.data import rows
 from mlm_jax.errors import InputError
 from mlm_jax.program import make_program
 from mlm_jax.tasks.fill_mask import describe, fill_mask
+from mlm_jax.tasks.reader import Reader
 from mlm_jax.training import Training, drive
 
 CONFIG = command.define_config()
@@ -72,11 +73,14 @@ def _run(c, directory, store, sizes, changes):
         with processes.StopSignal() as stop:
             drive(training, program.train_step, stop)
     params = jax.device_get(processes.whole(training.get_state().params, mesh))
-    for text in c.eval.fill_mask if processes.is_first() else ():
-        filled = fill_mask(
-            program.model, params, store.tokenizer, text, row_length=c.data.row_length
+    if c.eval.fill_mask and processes.is_first():
+        here = parallel.make_mesh({"data": 1}, jax.local_devices())
+        reader = Reader(
+            program.model, params, store.tokenizer, here, row_length=c.data.row_length
         )
-        print(describe(text, filled))
+        texts = c.eval.fill_mask
+        for text, filled in zip(texts, fill_mask(reader, texts), strict=True):
+            print(describe(text, filled))
 
 
 def main(arguments):

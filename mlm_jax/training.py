@@ -21,8 +21,10 @@ from mlm_jax import (
 )
 from mlm_jax.data import pipeline
 from mlm_jax.errors import CheckpointError, NonFiniteError, Preempted
-from mlm_jax.evaluate import evaluate, unigram_entropy
+from mlm_jax.held_out import evaluate, unigram_entropy
 from mlm_jax.program import eval_hparams
+from mlm_jax.tasks import minimal_pairs
+from mlm_jax.tasks.reader import Reader
 
 # Of the updates: more than these that are not finite are no accident.
 MAX_SKIPPED = 0.01
@@ -258,6 +260,20 @@ class Exam:
             pad_id=store.tokenizer.special.pad,
         )
         self.entropy = unigram_entropy(self.batches, store.tokenizer.is_special)
+        self._pairs = ()
+        if c.eval.minimal_pairs is not None:
+            self._pairs = minimal_pairs.read(c.eval.minimal_pairs)
+            self._reader = Reader(
+                program.model,
+                None,
+                store.tokenizer,
+                mesh,
+                row_length=c.data.row_length,
+                place=lambda batch: processes.from_whole(
+                    batch, parallel.batch_sharding(mesh)
+                ),
+            )
+            self._sentences = minimal_pairs.encode(self._reader, self._pairs)
 
     def take(self, state, step, progress):
         """Returns the scalars at every rate, and prints them. Raises NonFiniteError if
@@ -290,5 +306,17 @@ class Exam:
                     f"step {step:,}: the held-out loss at rate {rate:g} is {loss}. The "
                     "checkpoints before it are sound."
                 )
+        if self._pairs:
+            scalars |= self._judge_pairs(state, step, progress)
         progress.pause()
         return scalars
+
+    def _judge_pairs(self, state, step, progress):
+        self._reader.params = state.params
+        judged = minimal_pairs.judge(self._reader, self._sentences)
+        _, overall = minimal_pairs.accuracies(self._pairs, judged)
+        progress.print(
+            f"minimal pairs at step {step:,}: {overall.share:.1%} of {overall.pairs:,} "
+            f"right, {overall.ties:,} ties"
+        )
+        return {"eval/minimal_pairs": overall.share}

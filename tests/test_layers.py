@@ -22,7 +22,7 @@ FORBIDDEN = {
     "processes": {"flax", "optax", "orbax", "mlm_jax.train", "mlm_jax.data"},
     "parallel": {"flax", "optax", "orbax", "mlm_jax"},
     "step": {"flax", "orbax", "ml_collections", "mlm_jax.data", "mlm_jax.config"},
-    "evaluate": {"flax", "optax", "orbax", "mlm_jax.data", "mlm_jax.config"},
+    "held_out": {"flax", "optax", "orbax", "mlm_jax.data", "mlm_jax.config"},
     "metrics": {"jax", "flax", "optax", "orbax"},
     "experiment": {"jax", "flax", "optax", "orbax", "absl", "mlm_jax.train"},
     "report": {"jax", "flax", "optax", "orbax", "mlm_jax.train"},

@@ -174,6 +174,7 @@ def test_nothing_traced_changes_the_program(shared):
         "corruption.span_max": 3,
         "optim.on_nonfinite": "skip",
         "eval.fill_mask": ("a [MASK].",),
+        "eval.minimal_pairs": "bundled:agreement",
     }
     values = config.flatten(make_config(shared, 8, {}))
     for name in config.TRACED - changed.keys() - {"corruption.row_rate"}:

@@ -13,14 +13,15 @@ MAX_COLLOCATION = 5  # words, as in the PMI-masking paper (Levine et al. 2021)
 NEVER = 2**31 - 1  # the period of masks that do not come again
 
 
-# The corruption section of every evaluation; its rate and fractions are in `eval`.
+# The corruption section of every evaluation; its rate and fractions are in `eval`. The
+# numbers of units are SpanBERT's and ALBERT's, for exams of other strategies.
 EXAM = {
     "strategy": "token",
-    "span_lengths": "uniform",
-    "span_p": 0.5,
+    "span_lengths": "geometric",
+    "span_p": 0.2,
     "span_min": 1,
-    "span_max": 1,
-    "ngram_max": 1,
+    "span_max": 10,
+    "ngram_max": 3,
     "schedule": "constant",
     "final_rate": None,
     "schedule_begin": 0.0,

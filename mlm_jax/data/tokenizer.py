@@ -4,6 +4,7 @@ Ordinary text never becomes a special token: `[MASK]` typed in a corpus is a bra
 a word and a bracket. Only `encode_with_masks` reads it as the mask.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from mlm_jax.data import piece_text
 from mlm_jax.errors import InputError
 from mlm_jax.files import write_text
 
@@ -204,6 +206,23 @@ class Tokenizer:
     def piece(self, id_: int) -> str:
         """Returns the vocabulary entry of one id."""
         return self._library.id_to_token(int(id_)) or ""
+
+    @functools.cached_property
+    def byte_lengths(self) -> np.ndarray:
+        """int64[V]: the bytes that each id stands for in text; 0 for special ones."""
+        lengths_V = piece_text.byte_lengths(self._pieces(), json.loads(self._json()))
+        return np.where(self.is_special, 0, lengths_V)
+
+    @functools.cached_property
+    def continues_word(self) -> np.ndarray:
+        """bool[V]: the ids that stand in a word after its first piece."""
+        continues_V = piece_text.continues_word(
+            self._pieces(), json.loads(self._json())
+        )
+        return continues_V & ~self.is_special
+
+    def _pieces(self) -> list[str]:
+        return [self.piece(id_) for id_ in range(self.vocab_size)]
 
     def _json(self) -> str:
         return self._library.to_str(pretty=True)

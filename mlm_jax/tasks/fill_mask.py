@@ -1,53 +1,144 @@
-"""The most probable tokens where a text has [MASK]."""
+"""The most probable words where texts have [MASK]."""
 
-import jax
-import jax.numpy as jnp
+from typing import NamedTuple
+
 import numpy as np
 
 from mlm_jax.errors import InputError
+from mlm_jax.tasks.reader import Pieces, Rows
 
 
-def fill_mask(model, params, tokenizer, text, *, row_length, top=5):
-    """Returns, for each [MASK] of `text`, a list of (piece, probability), best first.
+class Choice(NamedTuple):
+    """What may stand at a [MASK]. `p` is a probability for a single piece, and a score
+    from 0 to 1 for whole words."""
 
-    The text is one segment. Raises InputError if it has no [MASK] or is too long.
+    text: str
+    p: float
+
+
+# How the log probabilities of a word's pieces make one score.
+SCORES = {"mean": np.mean, "sum": np.sum}
+
+
+def fill_mask(reader, texts, *, top=5, max_pieces=None, score="mean"):
+    """Returns, for each text, for each of its [MASK]s, the best `Choice`s.
+
+    Each text is one segment, and each [MASK] is filled while the others stay hidden.
+
+    By default a [MASK] is one piece, any of the vocabulary, and `p` its probability.
+    With `max_pieces` it is a whole word of up to so many pieces: for each number of
+    pieces n, n masks stand there and are filled from left to right, each by what may
+    stand there in a word, the best `top` beginnings going on. With p_i the probability
+    of piece i after those before it, the score is
+
+        mean: (p_1 … p_n) ** (1 / n)        sum: p_1 … p_n
+
+    Neither is a probability of the word, as the model is told how many pieces there
+    are; `sum` prefers short words.
+
+    Raises InputError for a text that has no [MASK] or is too long.
     """
-    tokens_T = tokenizer.encode_with_masks(text).tokens
-    special = tokenizer.special
-    tokens_T = np.concatenate([[special.cls], tokens_T, [special.sep]])
-    predict_M = np.flatnonzero(tokens_T == special.mask)
-    if not len(predict_M):
-        raise InputError(
-            f"no [MASK] in {text!r}: write it in capitals, where a word is."
-        )
-    if len(tokens_T) > row_length:
-        raise InputError(
-            f"the text has {len(tokens_T)} tokens with [CLS] and [SEP]; "
-            f"this model reads at most {row_length}."
-        )
-    padding = (0, row_length - len(tokens_T))
-    tokens_L = np.pad(tokens_T, padding, constant_values=special.pad)
-    segment_L = np.pad(np.ones_like(tokens_T), padding)
-    position_L = np.pad(np.arange(len(tokens_T)), padding)
+    if score not in SCORES:
+        raise InputError(f"score={score!r}; expected one of {', '.join(SCORES)}.")
+    masked = [_Masked.of(reader, text, max_pieces or 1) for text in texts]
+    if max_pieces is None:
+        words = _pieces(reader, masked, top)
+    else:
+        lengths = range(1, max_pieces + 1)
+        each = [_words(reader, masked, n, top, SCORES[score]) for n in lengths]
+        words = [sum(of_mask, []) for of_mask in zip(*each, strict=True)]
+    words = [sorted(found, key=lambda word: -word.p)[:top] for found in words]
+    ends = np.cumsum([len(text.places) for text in masked])
+    return [words[end - len(t.places) : end] for t, end in zip(masked, ends)]  # noqa: B905
 
-    hidden_BxMxD, table_VxD, bias_V = model.apply(
-        {"params": params},
-        tokens_L[None],
-        segment_L[None],
-        position_L[None],
-        predict_M[None],
-    )
-    logits_MxV = (hidden_BxMxD[0] @ table_VxD.T + bias_V[None])[
-        :, : tokenizer.vocab_size
-    ]
-    p_MxK, id_MxK = jax.lax.top_k(jax.nn.softmax(logits_MxV.astype(jnp.float32)), top)
+
+class _Masked(NamedTuple):
+    tokens_T: np.ndarray  # with [CLS] and [SEP]
+    places: np.ndarray  # of the masks
+
+    @classmethod
+    def of(cls, reader, text, most):
+        tokens_T = reader.tokenizer.encode_with_masks(text).tokens
+        places = np.flatnonzero(tokens_T == reader.tokenizer.special.mask)
+        if not len(places):
+            raise InputError(
+                f"no [MASK] in {text!r}: write it in capitals, where a word is."
+            )
+        more = np.repeat(tokens_T[places[:1]], most - 1)
+        reader.frame(np.concatenate([tokens_T, more]))  # refuses what is too long
+        return cls(reader.frame(tokens_T), places + 1)
+
+
+def _pieces(reader, masked, top):
+    """Returns for each mask its best pieces."""
+    slots = [(text.tokens_T, place) for text in masked for place in text.places]
+    top = min(top, reader.tokenizer.vocab_size)
+    ids_NxK, log_p_NxK = _best(reader, *zip(*slots, strict=True), Pieces.ANY, top)
     return [
         [
-            (tokenizer.piece(int(id_)), float(p))
-            for id_, p in zip(id_K, p_K, strict=True)
+            Choice(reader.tokenizer.piece(id_), float(np.exp(log_p)))
+            for id_, log_p in zip(ids_K, log_p_K, strict=True)
         ]
-        for id_K, p_K in zip(np.asarray(id_MxK), np.asarray(p_MxK), strict=True)
+        for ids_K, log_p_K in zip(ids_NxK, log_p_NxK, strict=True)
     ]
+
+
+def _words(reader, masked, n, top, score):
+    """Returns for each mask its best words of `n` pieces."""
+    mask = reader.tokenizer.special.mask
+    beams = [
+        [_Beam(np.insert(text.tokens_T, place, [mask] * (n - 1)), place, ())]
+        for text in masked
+        for place in text.places
+    ]
+    for i in range(n):
+        flat = [beam for each in beams for beam in each]
+        kind = Pieces.LATER if i else Pieces.FIRST
+        places = [beam.place + i for beam in flat]
+        found = _best(reader, [beam.tokens_T for beam in flat], places, kind, top)
+        extended = iter(
+            beam.extended(i, found[0][k], found[1][k]) for k, beam in enumerate(flat)
+        )
+        beams = [
+            sorted((b for _ in each for b in next(extended)), key=lambda b: -b.total)
+            for each in beams
+        ]
+        beams = [each[:top] for each in beams]
+    decode = reader.tokenizer.decode
+    return [
+        [
+            Choice(
+                decode(b.tokens_T[b.place : b.place + n]).strip(),
+                float(np.exp(score(b.log_p))),
+            )
+            for b in each
+        ]
+        for each in beams
+    ]
+
+
+class _Beam(NamedTuple):
+    """The beginning of a word, in its text; the rest is masked."""
+
+    tokens_T: np.ndarray
+    place: int  # of the word
+    log_p: tuple[float, ...]  # of its pieces so far
+
+    @property
+    def total(self):
+        return sum(self.log_p)
+
+    def extended(self, i, ids_K, log_p_K):
+        for id_, log_p in zip(ids_K, log_p_K, strict=True):
+            if np.isfinite(log_p):  # else there are no more pieces
+                tokens_T = self.tokens_T.copy()
+                tokens_T[self.place + i] = id_
+                yield _Beam(tokens_T, self.place, (*self.log_p, float(log_p)))
+
+
+def _best(reader, tokens, places, kind, top):
+    rows = Rows(tokens, np.array(places, np.int32), np.full(len(tokens), kind))
+    return reader.best(rows, min(top, reader.tokenizer.vocab_size))
 
 
 def describe(text, filled):
@@ -55,6 +146,6 @@ def describe(text, filled):
     lines = [text]
     for number, choices in enumerate(filled, 1):
         label = f"[MASK] {number}" if len(filled) > 1 else "[MASK]"
-        pieces = "  ".join(f"{piece} {p:.1%}" for piece, p in choices)
-        lines.append(f"  {label}: {pieces}")
+        found = "  ".join(f"{choice.text} {choice.p:.1%}" for choice in choices)
+        lines.append(f"  {label}: {found}")
     return "\n".join(lines)

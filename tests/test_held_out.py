@@ -10,7 +10,7 @@ import pytest
 
 from mlm_jax import config, metrics, program
 from mlm_jax.data import pipeline
-from mlm_jax.evaluate import evaluate, unigram_entropy
+from mlm_jax.held_out import evaluate, unigram_entropy
 from tests.test_executors import (
     COUNTS_V,
     FakeTokenizer,
