@@ -19,9 +19,9 @@ import pathlib
 import jax
 from absl import flags
 
-from mlm_jax import command, processes, workdir
+from mlm_jax import command, huge_pages, processes, trained, workdir
 from mlm_jax.errors import InputError
-from mlm_jax.finetuning import encoder, problem, record, settings, table
+from mlm_jax.finetuning import problem, record, settings, table
 from mlm_jax.finetuning.progress import Log
 from mlm_jax.finetuning.trials import Trainer, Trial
 
@@ -39,18 +39,18 @@ def main(arguments):
     settings.check(c)
     if not FROM.value:
         raise InputError("--from=DIR is missing: the run whose encoder is trained.")
-    trained = encoder.load(FROM.value)
+    start = trained.load(FROM.value)
     directory = pathlib.Path(WORKDIR.value)
     with workdir.held(directory), processes.StopSignal() as stop:
         found = problem.make(
-            c, trained.tokenizer, trained.c.data.row_length, record.labels(directory)
+            c, start.tokenizer, start.config.data.row_length, record.labels(directory)
         )
         print(problem.describe(found), flush=True)
-        record.begin(directory, c, found, trained)
+        record.begin(directory, c, found, start)
         wanted = [Trial(rate, seed) for rate in c.learning_rates for seed in c.seeds]
         missing = [t for t in wanted if not record.has(directory, t)]
         if missing:
-            run(c, found, trained, directory, missing, stop)
+            run(c, found, start, directory, missing, stop)
         result = table.summarise(
             [record.read(directory, t) for t in wanted], found.metric
         )
@@ -58,12 +58,10 @@ def main(arguments):
     print(text)
 
 
-def run(c, found, trained, directory, missing, stop):
-    together = TOGETHER.value or (
-        1 if jax.default_backend() == "cpu" else len(missing)
-    )
-    trainer = Trainer(c, found, trained, together)
-    print(encoder.describe(trainer.init(0), trained, c.weights), flush=True)
+def run(c, found, start, directory, missing, stop):
+    together = TOGETHER.value or (1 if jax.default_backend() == "cpu" else len(missing))
+    trainer = Trainer(c, found, start, together)
+    print(trainer.describe(), flush=True)
     log = Log(len(missing), trainer.num_steps, found.metric)
     for some in itertools.batched(missing, together):
         outcomes = trainer.train(list(some), stop, log)
@@ -72,4 +70,5 @@ def run(c, found, trained, directory, missing, stop):
 
 
 if __name__ == "__main__":
+    huge_pages.restart_with_huge_pages()
     command.run(main)

@@ -7,9 +7,10 @@ and `novel`, and a file a chapter of the train split in `text/`: to pre-train on
 `files:/tmp/novels/text/*.txt` is to have seen nothing of the other two.
 
 The split is by chapter, so that the context of a passage is never on another side: of
-every ten chapters of a novel the third is for validation, the seventh and eighth for the
-test. A passage is two sentences of a paragraph that follow each other, or the one that
-is left, of at least eight words; headings, and passages that occur twice, are left out.
+every ten chapters of a novel the third is for validation, the seventh and eighth for
+the test. A passage is two sentences of a paragraph that follow each other, or the one
+that is left, of at least eight words; headings, and passages that occur twice, are left
+out.
 """
 
 import collections
@@ -54,7 +55,8 @@ def main(folder):
             if split == "train":
                 name = f"{path.stem}-{number + 1:02}.txt"
                 (folder / "text" / name).write_text(chapter, encoding="utf-8")
-    counts = collections.Counter(row["text"] for split in rows.values() for row in split)
+    texts = [row["text"] for found in rows.values() for row in found]
+    counts = collections.Counter(texts)
     for split, found in rows.items():
         found = [row for row in found if counts[row["text"]] == 1]
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in found]

@@ -16,7 +16,7 @@ import os
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import google_crc32c
 import tensorflow_datasets as tfds
@@ -148,7 +148,7 @@ def examples(name: str, split: str, data_dir: str | None) -> Iterator[tuple[str,
     features = builder.info.features
     if builder.info.file_format.value == "array_record":
         found = builder.as_data_source(split=split)
-        numbered = ((n, found[n]) for n in range(len(found)))
+        numbered: Iterable = ((n, found[n]) for n in range(len(found)))
     else:
         info = builder.info.splits[split]
         files = zip(info.filepaths, info.shard_lengths, strict=True)

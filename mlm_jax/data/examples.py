@@ -93,7 +93,7 @@ def label_names(examples: Iterable[Example]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def label_id(name: str, ids: Mapping[str, int], where: str) -> int:
+def label_id(name: str, ids: Mapping[str, float], where: str) -> float:
     """Returns the id of a label. Raises InputError, naming the place and the nearest
     label, for one that is none of them."""
     if name not in ids:

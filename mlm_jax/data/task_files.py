@@ -31,7 +31,9 @@ def records(name: str, field: str, data_dir: str | None) -> list[Record]:
                 f"{field}={name!r} is not of the form "
                 "tfds:NAME[/CONFIG][:VERSION]#SPLIT."
             )
-        found = list(data_sets.examples(match["name"], match["split"], data_dir))
+        found: list[Record] = [
+            *data_sets.examples(match["name"], match["split"], data_dir)
+        ]
     else:
         path = pathlib.Path(name)
         readers = {".jsonl": _json_lines, ".tsv": _tsv}

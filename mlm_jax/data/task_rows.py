@@ -19,8 +19,8 @@ from mlm_jax.data.tokenizer import Tokenizer
 
 
 class Encoded(NamedTuple):
-    """An example's tokens. Of `places`, [T, 2]: where each piece of a context begins and
-    ends, in characters; for a tagged sentence [T, 1], the word of each piece."""
+    """An example's tokens. `places` are, for a context, where each piece begins and
+    ends in characters, [T, 2]; for a tagged sentence the word of each piece, [T, 1]."""
 
     parts: tuple[np.ndarray, ...]
     places: np.ndarray | None
@@ -40,6 +40,10 @@ class TaskRows(NamedTuple):
     columns: dict[str, np.ndarray]
     places: np.ndarray | None
     num_cut: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.columns["example"])
 
 
 def encode(
@@ -72,7 +76,7 @@ def lay(
     tokenizer: Tokenizer,
     row_length: int,
     stride: int,
-    ids: Mapping[str, int],
+    ids: Mapping[str, float],
 ) -> TaskRows:
     """Returns the rows of examples.
 
@@ -82,7 +86,7 @@ def lay(
       encoded: their tokens, from `encode`.
       tokenizer: gives the special ids.
       row_length: L.
-      stride: tokens from one window of a context to the next; less where a row is short.
+      stride: tokens from one window of a context to the next; less in short rows.
       ids: {label: id}; for a number {"mean": …, "deviation": …} of the training data.
 
     Raises:
@@ -128,7 +132,8 @@ def _text_row(kind, example, found, row_length, ids):
     if kind == "classification":
         target = np.int32(label_id(example.label, ids, example.where))
     else:
-        target = np.float32((example.label - ids["mean"]) / ids["deviation"])
+        standard = (example.label - ids["mean"]) / ids["deviation"]
+        target = np.float32(standard)  # type: ignore[assignment]
     return {"parts": parts, "target": target, "weight": np.float32(1)}
 
 
@@ -153,7 +158,7 @@ def _sentence_rows(example, found, row_length, ids):
         target_T = np.array([tags[word] for word in places], np.int32)
         yield {
             "parts": [tokens_T[piece]],
-            "places": places,
+            "places": places[:, None],
             "target": np.pad(target_T, (1, row_length - 1 - len(places))),
             "weight": np.pad(weight_T, (1, row_length - 1 - len(places))),
         }
@@ -164,7 +169,7 @@ def _window_rows(example, found, row_length, stride):
     question, context = found.parts
     question = question[: row_length // 2 - 2]
     room = row_length - len(question) - 3
-    stride = min(stride, room)
+    stride = min(stride, max(room // 2, 1))  # or some answers would be in no window
     first = len(question) + 2  # of the context in a row
     begin = 0
     while True:

@@ -1,52 +1,29 @@
 """The encoder of a trained run under a new head: all of its weights, or an error."""
 
-import pathlib
-from typing import Any, NamedTuple
-
 import jax
 import numpy as np
 
-from mlm_jax import checkpoint, config, program
-from mlm_jax.data.tokenizer import Tokenizer
 from mlm_jax.errors import InputError
 from mlm_jax.model.task_head import TaskModel
 
 ENCODER = "encoder"  # of the parameters of both models
 
 
-class Trained(NamedTuple):
-    """A run to start from: its config, tokenizer, step and parameters on the host."""
-
-    c: Any
-    tokenizer: Tokenizer
-    step: int
-    params: dict
-
-
-def load(workdir):
-    """Returns the `Trained` of a run. Raises InputError or CheckpointError if there is
-    none."""
-    c = config.load(workdir)
-    tokenizer = Tokenizer.load(pathlib.Path(workdir) / "tokenizer.json")
-    step, state = checkpoint.restore_latest(workdir)
-    return Trained(c, tokenizer, step, state["params"])
-
-
 def make_model(trained, problem, *, pooling, dropout):
-    """Returns the TaskModel of a problem on the encoder of a run."""
-    platform = jax.default_backend()
-    masked = program.model_of(trained.c, trained.tokenizer.vocab_size, platform)
-    encoder = masked.encoder.clone(dropout=dropout, attention_dropout=dropout)
+    """Returns the TaskModel of a problem on the encoder of a `trained.Trained`."""
+    encoder = trained.model.encoder
+    encoder = encoder.clone(dropout=dropout, attention_dropout=dropout)
     return TaskModel(encoder, problem.num_outputs, problem.per_token, pooling)
 
 
 def with_encoder(params, trained):
-    """Returns `params` with the encoder of a run in the place of their own, bit for bit.
+    """Returns `params` with the encoder of a run in the place of theirs, bit for bit.
 
     Raises InputError, naming the first one, if a parameter is missing, not expected, or
     of another shape.
     """
-    wanted, found = _named(params[ENCODER]), _named(trained.params.get(ENCODER, {}))
+    loaded = jax.device_get(trained.params.get(ENCODER, {}))
+    wanted, found = _named(params[ENCODER]), _named(loaded)
     wrong = [f"{name} is missing" for name in wanted if name not in found]
     wrong += [f"{name} is not expected" for name in found if name not in wanted]
     wrong += [
@@ -59,7 +36,7 @@ def with_encoder(params, trained):
             f"the encoder cannot be loaded: {sorted(wrong)[0]}; {len(wrong)} of "
             f"{len(wanted.keys() | found.keys())} parameters do not fit."
         )
-    return params | {ENCODER: trained.params[ENCODER]}
+    return params | {ENCODER: loaded}
 
 
 def describe(params, trained, weights):
@@ -67,11 +44,10 @@ def describe(params, trained, weights):
     encoder, rest = _named(params[ENCODER]), _named(params)
     size = sum(leaf.size for leaf in encoder.values())
     head = sum(leaf.size for leaf in rest.values()) - size
-    if weights == "random":
-        return f"encoder: {len(encoder)} arrays, {size:,} parameters, all random (weights = random); head: {head:,} new"
+    what = "all new" if weights == "random" else f"all those of step {trained.step:,}"
     return (
-        f"encoder: step {trained.step:,}, {len(encoder)} arrays, {size:,} parameters, "
-        f"all loaded; head: {len(rest) - len(encoder)} arrays, {head:,} new"
+        f"encoder: {len(encoder)} arrays, {size:,} parameters, {what}; head: "
+        f"{len(rest) - len(encoder)} arrays, {head:,} parameters, new"
     )
 
 

@@ -125,8 +125,8 @@ def describe(problem: Problem) -> str:
     }.get(problem.kind, f"{len(problem.labels)} labels: {', '.join(problem.labels)}")
     lines = [f"{problem.kind}: {what.format(**problem.scale)[:500]}"]
     for split, rows in problem.rows.items():
-        num_rows, num_examples = len(rows.columns["example"]), len(problem.examples[split])
-        line = f"{split}: {num_examples:,} examples in {num_rows:,} rows"
+        num_examples = len(problem.examples[split])
+        line = f"{split}: {num_examples:,} examples in {rows.num_rows:,} rows"
         if rows.num_cut:
             verb = "divided" if problem.per_token else "truncated"
             line += f", {rows.num_cut:,} longer than {problem.row_length} tokens {verb}"
@@ -135,7 +135,7 @@ def describe(problem: Problem) -> str:
 
 
 def score(problem: Problem, split: str, predictions) -> dict[str, float]:
-    """Returns the scores of predictions, one for each example, as `reading` has them."""
+    """Returns the scores of predictions, one for each example, as from `reading`."""
     targets = [example.label for example in problem.examples[split]]
     if problem.kind == "classification":
         return scores.classification(targets, predictions, problem.positive)

@@ -14,12 +14,12 @@ class Log:
 
     def __init__(self, num_trials, num_steps, metric):
         self._left, self._num_steps, self._metric = num_trials, num_steps, metric
-        self._steps, self._begin = 0, None
-        self._in_trial = 0
+        self._steps = self._in_trial = 0
+        self._begin = 0.0
 
     def step(self, trials):
         """Counts an update of each of `trials`, which were compiled by the first."""
-        if self._begin is None:
+        if not self._begin:
             self._begin = time.perf_counter()
             return
         self._steps += len(trials)

@@ -9,6 +9,8 @@ import json
 import math
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mlm_jax import checkpoint, config
@@ -18,7 +20,7 @@ from mlm_jax.finetuning import settings, step, table
 
 
 def labels(directory):
-    """Returns the stored labels in the order of their ids, None before the first run."""
+    """Returns the stored labels in the order of their ids; None before there are."""
     path = directory / "task.json"
     return tuple(_read(path)["labels"]) if path.exists() else None
 
@@ -33,7 +35,7 @@ def begin(directory, c, problem, trained):
         "metric": problem.metric,
         "data": problem.digest,
         "encoder_step": trained.step,
-        "encoder": checkpoint.digest(trained.params),
+        "encoder": checkpoint.digest(jax.device_get(trained.params)),
         "tokenizer": trained.tokenizer.digest,
     }
     task = json.loads(json.dumps(task))
@@ -42,7 +44,7 @@ def begin(directory, c, problem, trained):
         new, old = _fields(c), _fields(_read(directory / "config.json"))
         _check_same(directory, old | _read(path), new | task)
     config.save(c, directory)
-    config.save(trained.c, directory / "encoder")
+    config.save(trained.config, directory / "encoder")
     trained.tokenizer.save(directory / "tokenizer.json")
     write_text(path, json.dumps(task, indent=2) + "\n")  # last: all of it is there
 
@@ -77,10 +79,10 @@ def finish(directory, result, problem):
 
 def _save(directory, number, outcome):
     state = step.TaskState(
-        step=np.int32(number),
+        step=jnp.int32(number),
         params=outcome.params,
         opt_state=(),
-        key=np.zeros((), np.uint32),
+        key=jax.random.key(outcome.facts["seed"]),
         hparams={
             name: np.float64(outcome.facts[name]) for name in ("learning_rate", "seed")
         },

@@ -20,11 +20,13 @@ class TaskState:
     hparams: dict
 
 
-def init_head(model, seed, row_length):
+def init(model, seed, row_length):
     """Returns the parameters of a model, all random; the key is that of the seed."""
     row = jnp.zeros((1, row_length), jnp.int32)
     key = keys.purpose_key(jax.random.key(seed), Purpose.INIT)
-    return model.init(key, row, row, row)["params"]
+    # As in `state.init_state`: apart, each layer's draws only take time to compile.
+    scanned = model.clone(encoder=model.encoder.clone(scan_unroll=1))
+    return scanned.init(key, row, row, row)["params"]
 
 
 def make_state(params, seed, hparams, optimizer):
@@ -48,8 +50,8 @@ def hparams(c, learning_rate, num_steps):
 def sum_losses(kind, outputs, batch):
     """Returns (sum of the losses, sum of their weights).
 
-    Cross-entropy of a label, or of each tag; squared error of a number, in deviations of
-    the training targets; cross-entropy over positions, mean of start and end.
+    Cross-entropy of a label, or of each tag; squared error of a number, in deviations
+    of the training targets; cross-entropy over positions, mean of start and end.
     """
     losses = _LOSSES[kind](outputs, batch)
     return jnp.sum(losses * batch["weight"]), batch["weight"].sum()
@@ -84,8 +86,8 @@ _LOSSES = {
 def make_update(model, kind, *, optimizer, schedule):
     """Returns `update(state, batch) -> (state, sums)`.
 
-    The batch has the columns of `TaskRows`, and `epoch` and `row` int32[B], of which the
-    dropout is a function.
+    The batch has the columns of `TaskRows`, and `epoch` and `row` int32[B], of which
+    the dropout is a function.
     """
 
     def objective(params, batch, key):

@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 
+LESS_IS_BETTER = ("loss", "squared_error")
+
 
 def summarise(trials, metric):
     """Returns the facts of a result.
@@ -93,10 +95,9 @@ def _spreads(trials, split):
     names = next((list(facts[split]) for facts in trials if facts[split]), [])
     spreads = {}
     for name in names:
+        worst = math.inf if name in LESS_IS_BETTER else -math.inf
         found = [(facts[split] or {}).get(name) for facts in trials]
-        values = [-math.inf if _is_missing(value) else value for value in found]
-        if name in ("loss", "squared_error"):  # less is better
-            values = [math.inf if value == -math.inf else value for value in values]
+        values = [worst if v is None or math.isnan(v) else float(v) for v in found]
         spreads[name] = {
             "median": float(np.median(values)) if _has_median(values) else math.nan,
             "low": min(values),
@@ -109,10 +110,6 @@ def _spreads(trials, split):
 def _has_median(values):
     middle = sorted(values)[(len(values) - 1) // 2 : len(values) // 2 + 1]
     return all(map(math.isfinite, middle))
-
-
-def _is_missing(value):
-    return value is None or math.isnan(value)
 
 
 def _rank(row, metric):
@@ -136,4 +133,8 @@ def _cell(spread):
 
 
 def _epochs(epochs):
-    return f"{min(epochs)}" if min(epochs) == max(epochs) else f"{min(epochs)}-{max(epochs)}"
+    return (
+        f"{min(epochs)}"
+        if min(epochs) == max(epochs)
+        else f"{min(epochs)}-{max(epochs)}"
+    )

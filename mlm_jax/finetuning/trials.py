@@ -1,5 +1,6 @@
-"""Trials: one learning rate and seed each, trained until validation stops to improve."""
+"""Trials: a learning rate and a seed each, trained until validation stops improving."""
 
+import functools
 import math
 import time
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from mlm_jax.data.pipeline import permutation
 from mlm_jax.errors import Preempted
 from mlm_jax.finetuning import encoder, reading, step
 from mlm_jax.finetuning.problem import score
+from mlm_jax.tasks.reader import bucket
 
 
 class Trial(NamedTuple):
@@ -45,6 +47,16 @@ def batch_of(columns, ids_B, batch_size, epoch):
     return batch
 
 
+def cut(batch, length):
+    """Returns a batch with the columns that are as long as a row cut to `length`."""
+    row_length = batch["tokens"].shape[1]
+
+    def shorter(x):
+        return x[:, :length] if x.ndim > 1 and x.shape[1] == row_length else x
+
+    return {name: shorter(column) for name, column in batch.items()}
+
+
 def train_batches(columns, batch_size, seed, epoch):
     """Yields the batches of an epoch: every row once, in an order that is a function of
     (seed, epoch)."""
@@ -61,6 +73,9 @@ class Trainer:
         self.model = encoder.make_model(
             trained, problem, pooling=c.pooling, dropout=c.dropout
         )
+        self._init = jax.jit(
+            functools.partial(step.init, self.model, row_length=problem.row_length)
+        )
         self._optimizer = optim.OPTIMIZERS[c.optim.name]
         update = step.make_update(
             self.model,
@@ -75,27 +90,38 @@ class Trainer:
             self._population = population.make_step(update, together)
             self._update = self._population.update
         self._predict = step.make_predict(self.model, problem.kind)
-        num_rows = len(problem.rows["train"].columns["example"])
+        num_rows = problem.rows["train"].num_rows
         self.num_steps = -(-num_rows // c.batch_size) * c.num_epochs
 
     def init(self, seed):
         """Returns the parameters before the first update."""
-        params = step.init_head(self.model, seed, self._problem.row_length)
+        params = self._init(seed)
         if self._c.weights == "random":
             return params
         return encoder.with_encoder(params, self._trained)
+
+    def describe(self):
+        """Returns a line about what is loaded and what is new; computes nothing."""
+        params = jax.eval_shape(self._init, 0)
+        if self._c.weights == "run":
+            encoder.with_encoder(params, self._trained)
+        return encoder.describe(params, self._trained, self._c.weights)
 
     def evaluate(self, params, split):
         """Returns (scores, with the mean `loss`; the predictions) of a split."""
         columns = self._problem.rows[split].columns
         size = self._c.batch_size
-        ids_N = np.arange(len(columns["example"]))
-        found = [
-            self._predict(params, batch_of(columns, ids_N[first : first + size], size, 0))
-            for first in range(0, len(ids_N), size)
-        ]
+        # Short rows meet short ones, so that there is less padding.
+        length_N = (columns["segment"] > 0).sum(1)
+        ids_N = np.argsort(length_N, kind="stable")
+        found = []
+        for first in range(0, len(ids_N), size):
+            ids_B = ids_N[first : first + size]
+            length = bucket(int(length_N[ids_B].max()), self._problem.row_length)
+            batch = batch_of(columns, ids_B, size, 0)
+            found.append(self._predict(params, cut(batch, length)))
         outputs, losses, weights = zip(*jax.device_get(found), strict=True)
-        outputs = np.concatenate(outputs)[: len(ids_N)]
+        outputs = self._in_order(outputs, ids_N)
         predictions = reading.predictions(self._problem, split, outputs)
         scores = score(self._problem, split, predictions)
         # Summed in 64 bits: the size of a batch does not show.
@@ -139,7 +165,9 @@ class Trainer:
                 states, new = self._update(states, self._stack_host(batches))
                 sums.append(new)
                 log.step(trials)
-            sums = jax.tree.map(lambda *x: np.sum(x, 0, np.float64), *jax.device_get(sums))
+            sums = jax.tree.map(
+                lambda *x: np.sum(x, 0, np.float64), *jax.device_get(sums)
+            )
             for i, track in enumerate(tracks):
                 if not track.is_over:
                     pick = self._pick(i)
@@ -158,6 +186,18 @@ class Trainer:
                 facts["test"], _ = self.evaluate(track.params, "test")
             outcomes.append(Outcome(facts, track.params))
         return outcomes
+
+    def _in_order(self, batches, ids_N):
+        """Returns the outputs of all rows; 0 where a batch was shorter than a row."""
+        if self._problem.per_token:
+            longest = self._problem.row_length
+            batches = [
+                np.pad(x, [(0, 0), (0, longest - x.shape[1]), (0, 0)]) for x in batches
+            ]
+        found = np.concatenate(batches)
+        outputs = np.empty_like(found[: len(ids_N)])
+        outputs[ids_N] = found[: len(ids_N)]
+        return outputs
 
     def _stack(self, states):
         if self._together == 1:
@@ -211,5 +251,3 @@ class Track:
             "test": None,
             "history": self.history,
         }
-
-

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from mlm_jax.model.encoder import Encoder
 from mlm_jax.model.layers import Dense, dropout
+from mlm_jax.model.pooling import POOLINGS
 
 
 class TaskModel(nn.Module):
@@ -29,24 +30,10 @@ class TaskModel(nn.Module):
         if self.per_token:
             x_NxD = x_BxLxD.reshape(-1, width)
         else:
-            pooled_BxD = POOLINGS[self.pooling](x_BxLxD, segment_BxL > 0)
+            pooled_BxD = POOLINGS[self.pooling](x_BxLxD, segment_BxL)
             x_NxD = jnp.tanh(Dense(width, dtype, name="pooler")(pooled_BxD))
         if keys_B is not None:  # not those that the encoder splits
             keys_B = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys_B)
         x_NxD = dropout(keys_B, x_NxD, rate)
-        y_NxC = Dense(self.num_outputs, jnp.float32, name="output")(x_NxD)
+        y_NxC = Dense(self.num_outputs, jnp.dtype("float32"), name="output")(x_NxD)
         return y_NxC.reshape(*x_BxLxD.shape[:-1], -1) if self.per_token else y_NxC
-
-
-def first(x_BxLxD, is_token_BxL):
-    del is_token_BxL
-    return x_BxLxD[:, 0]
-
-
-def mean(x_BxLxD, is_token_BxL):
-    weight_BxLx1 = is_token_BxL[:, :, None].astype(jnp.float32)
-    count_Bx1 = jnp.maximum(weight_BxLx1.sum(1), 1)  # a row of padding has no token
-    return jnp.sum(x_BxLxD * weight_BxLx1, axis=1) / count_Bx1
-
-
-POOLINGS = {"cls": first, "mean": mean}
