@@ -29,6 +29,8 @@ def get_config():
     c.data.batch_size = 256  # rows in a step, over all devices and micro-batches
     # Smaller batches first: (steps, rows), …, such as ((1000, 64), (1000, 128)).
     c.data.batch_ramp = ()
+    # Training rows damaged on disk that a process leaves out before it stops.
+    c.data.max_bad_rows = 0
 
     c.tokenizer = ml_collections.ConfigDict()
     # A vocab.txt or tokenizer.json to use instead of training one.
@@ -107,11 +109,15 @@ def get_config():
     c.model.dtype = "float32"  # of the computation; parameters are always float32
 
     c.optim = ml_collections.ConfigDict()
-    c.optim.name = "adamw"  # adamw, sgd
+    # adamw, stable_adamw, lamb, lion, adafactor, muon (with AdamW for what is no
+    # matrix), sgd
+    c.optim.name = "adamw"
     c.optim.num_steps = 1_000_000
     c.optim.peak_learning_rate = 1e-4
     c.optim.warmup_steps = 10_000
-    c.optim.schedule = "linear"  # after the warm-up: constant, linear, cosine
+    # After the warm-up: constant, linear, cosine, one_minus_sqrt, inverse_sqrt. With a
+    # warm-up of half the steps, linear is one cycle.
+    c.optim.schedule = "linear"
     c.optim.decay_begin = 0  # the step after which it decays, if later than the warm-up
     c.optim.weight_decay = 0.01  # kernels and embeddings only
     c.optim.clip_norm = 1.0  # of the gradient of the global mean loss
@@ -125,6 +131,9 @@ def get_config():
     # or more than them and 1% of all.
     c.optim.on_nonfinite = "stop"
     c.optim.max_skips = 5
+    # Updates not made either, and counted with them: those whose loss or gradient norm
+    # is so many standard deviations above the mean of the last 128, such as 6.0.
+    c.optim.spike_sigmas = placeholder(float)
 
     c.parallel = ml_collections.ConfigDict()
     c.parallel.mode = "pmap"  # pmap, shard_map, jit

@@ -12,6 +12,14 @@ launch     submits training to SLURM
       --workdir=runs/bert_base --config.parallel.mode=shard_map
 fill_mask  fills the [MASK]s of a sentence with a trained model
   python -m mlm_jax.fill_mask --workdir=runs/tiny "The [MASK] was dark."
+evaluate   evaluates runs under frozen masks: a matrix, calibration, bits per byte
+  python -m mlm_jax.evaluate runs/a runs/b --rates=0.15,0.4 --output=exam.json
+score      scores texts by their pseudo-log-likelihood
+  python -m mlm_jax.score --workdir=runs/tiny sentences.txt --output=scores.jsonl
+judge_pairs judges minimal pairs, such as BLiMP's
+  python -m mlm_jax.judge_pairs --workdir=runs/tiny bundled:agreement
+embed      turns texts into vectors
+  python -m mlm_jax.embed --workdir=runs/tiny sentences.txt --output=vectors.npy
 show_masks shows what a corruption policy hides, as text or as a page
   python -m mlm_jax.show_masks --config=configs/tiny.py --html=masks.html
 mine_collocations  makes the list that PMI masking reads

@@ -79,6 +79,7 @@ RULES = {
     "data.packing": _one_of("packed", "full", "single"),
     "data.batch_size": _at_least(1),
     "data.batch_ramp": RAMP,
+    "data.max_bad_rows": _at_least(0),
     "tokenizer.kind": _one_of("wordpiece", "bpe", "unigram"),
     "tokenizer.vocab_size": _at_least(16),
     "tokenizer.max_characters": _at_least(1),
@@ -122,12 +123,16 @@ RULES = {
     ),
     "model.remat": _one_of("none", "dots", "full"),
     "model.dtype": _one_of("float32", "bfloat16"),
-    "optim.name": _one_of("adamw", "sgd"),
+    "optim.name": _one_of(
+        *("adamw", "stable_adamw", "lamb", "lion", "adafactor", "muon", "sgd")
+    ),
     "optim.num_steps": _at_least(1),
     "optim.peak_learning_rate": POSITIVE,
     "optim.warmup_steps": _at_least(0),
     "optim.decay_begin": _at_least(0),
-    "optim.schedule": _one_of("constant", "linear", "cosine"),
+    "optim.schedule": _one_of(
+        *("constant", "linear", "cosine", "one_minus_sqrt", "inverse_sqrt")
+    ),
     "optim.weight_decay": NON_NEGATIVE,
     "optim.clip_norm": POSITIVE,
     "optim.label_smoothing": BELOW_ONE,
@@ -137,6 +142,10 @@ RULES = {
     "optim.eps": POSITIVE,
     "optim.on_nonfinite": _one_of("stop", "skip"),
     "optim.max_skips": _at_least(1),
+    "optim.spike_sigmas": Rule(
+        "None, or a number above 0",
+        lambda value: value is None or POSITIVE.holds(value),
+    ),
     "parallel.mode": _one_of("pmap", "shard_map", "jit"),
     "parallel.mesh.data": Rule(
         "a number of devices, or -1 for all", lambda value: value == -1 or value >= 1
@@ -152,10 +161,6 @@ RULES = {
     "eval.num_rows": _at_least(0),
     "eval.batch_size": _at_least(1),
     "eval.every_steps": _at_least(1),
-    "eval.minimal_pairs": Rule(
-        "None, or where minimal pairs are, such as bundled:agreement",
-        lambda value: value is None or value.strip() != "",
-    ),
     "eval.fill_mask": SENTENCES,
     "checkpoint.every_steps": _at_least(1),
     "checkpoint.keep": _at_least(1),
@@ -164,11 +169,14 @@ RULES = {
     "log.every_steps": _at_least(1),
 }
 
+# Fields that runs of an older version have not saved, with what that version did.
+SINCE: dict[str, Any] = {"eval.minimal_pairs": None}
+
 # What may change when a run is resumed: where, how often, and what else has made no
 # number of the run so far.
 FREE_ON_RESUME = (
     *("checkpoint.", "log.", "parallel.", "data.cache_dir", "data.data_dir"),
-    *("optim.on_nonfinite", "optim.max_skips"),
+    *("optim.on_nonfinite", "optim.max_skips", "data.max_bad_rows"),
 )
 
 
@@ -296,19 +304,26 @@ TRACED = {
 def hparams(c):
     """The numbers that a step traces: changing one never recompiles."""
     optim = c.optim
-    return settings.hparams(c.corruption) | {
-        "peak_learning_rate": np.float32(optim.peak_learning_rate),
-        "warmup_steps": np.float32(optim.warmup_steps),
-        "decay_begin": np.float32(optim.decay_begin),
-        "num_steps": np.float32(optim.num_steps),
-        "weight_decay": np.float32(optim.weight_decay),
-        "clip_norm": np.float32(optim.clip_norm),
-        "label_smoothing": np.float32(optim.label_smoothing),
-        "z_loss": np.float32(optim.z_loss),
-        "b1": np.float32(optim.b1),
-        "b2": np.float32(optim.b2),
-        "eps": np.float32(optim.eps),
-    }
+    spikes = {}
+    if optim.spike_sigmas is not None:
+        spikes["spike_sigmas"] = np.float32(optim.spike_sigmas)
+    return (
+        settings.hparams(c.corruption)
+        | spikes
+        | {
+            "peak_learning_rate": np.float32(optim.peak_learning_rate),
+            "warmup_steps": np.float32(optim.warmup_steps),
+            "decay_begin": np.float32(optim.decay_begin),
+            "num_steps": np.float32(optim.num_steps),
+            "weight_decay": np.float32(optim.weight_decay),
+            "clip_norm": np.float32(optim.clip_norm),
+            "label_smoothing": np.float32(optim.label_smoothing),
+            "z_loss": np.float32(optim.z_loss),
+            "b1": np.float32(optim.b1),
+            "b2": np.float32(optim.b2),
+            "eps": np.float32(optim.eps),
+        }
+    )
 
 
 def flatten(c):
@@ -342,10 +357,17 @@ def load(workdir):
         ) from error
     except (OSError, ValueError) as error:  # ValueError: not UTF-8
         raise InputError(f"{path} cannot be read: {error}") from error
+    # What a file raises that was never a config.
+    foreign = ValueError, LookupError, AttributeError, TypeError, RecursionError
     try:
-        c = ml_collections.ConfigDict(_tuples(json.loads(text))).lock()
+        c = ml_collections.ConfigDict(_tuples(json.loads(text)))
+        for name, value in SINCE.items():
+            section, _, field = name.rpartition(".")
+            if field not in c[section]:
+                c[section][field] = value
+        c.lock()
         check(c)
-    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+    except foreign as error:
         raise InputError(f"{path} is not a saved config: {error}") from error
     return c
 

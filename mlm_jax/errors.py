@@ -20,7 +20,8 @@ class InputError(MlmError, ValueError):
 
 
 class NonFiniteError(MlmError, FloatingPointError):
-    """The loss or the gradient stopped being a finite number."""
+    """The loss or the gradient stopped being a finite number, or has had too many
+    spikes."""
 
     exit_code = 3
 

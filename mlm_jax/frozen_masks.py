@@ -92,7 +92,8 @@ def _make(c, store, strategy, rate, num_rows, found):
 def _load(path):
     """Returns the hash, verified, and the rows."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here: of what is no archive NumPy would leave it open.
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             mask_hash = int(file["mask_hash"])
             rows = {name: file[name] for name in FIELDS}
         hidden_BxL = np.zeros(rows["inputs"].shape, np.int32)

@@ -68,28 +68,28 @@ def _resumed(path, trained, pairs):
         "pll": PLL.value,
         "pairs": hashlib.sha256(json.dumps(pairs).encode()).hexdigest(),
     }
-    judged = _read(path, facts) if path.exists() else None
-    with texts.output(path) as file:
-        _write(file, facts)
-        for pair, found in zip(pairs, judged or (), strict=False):
-            _write(file, _line(pair, found))
-        judged = list(judged or ())
-        if judged:
+    keep, judged = _read(path, facts) if path.exists() else (0, [])
+    with texts.output(path, keep) as file:
+        if not keep:
+            _write(file, facts)
+        else:
             _tell(f"{path} has {len(judged):,} of {len(pairs):,} pairs")
         rest = pairs[len(judged) :]
         for pair, found in zip(rest, _judged(trained, rest), strict=True):
-            _write(file, _line(pair, found))
+            _write(file, {"UID": pair.uid, "pairID": pair.pair_id} | found._asdict())
             judged.append(found)
     return judged
 
 
 def _read(path, facts):
-    """Returns the pairs that were judged. Raises InputError for those of another model
-    or suite."""
-    # Whatever follows the last end of a line was cut short.
-    lines = texts.read_lines([path])[: path.read_bytes().count(b"\n")]
+    """Returns the bytes of whole lines, and the pairs that were judged. Raises
+    InputError for those of another model or suite."""
+    data = texts.read_bytes(path)
+    keep = data.rfind(b"\n") + 1  # a line that was cut short is written anew
+    if not data:
+        return 0, []
     try:
-        first, *judged = map(json.loads, lines)
+        first, *judged = map(json.loads, data[:keep].splitlines())
         judged = [minimal_pairs.Judged(line["good"], line["bad"]) for line in judged]
         differs = [name for name in facts if first[name] != facts[name]]
     except (ValueError, KeyError, TypeError) as error:
@@ -101,11 +101,7 @@ def _read(path, facts):
             f"--output={path} has pairs judged otherwise: {', '.join(differs)} "
             f"{'is' if len(differs) == 1 else 'are'} not the same; use another file."
         )
-    return judged
-
-
-def _line(pair, found):
-    return {"UID": pair.uid, "pairID": pair.pair_id} | found._asdict()
+    return keep, judged
 
 
 def _write(file, line):

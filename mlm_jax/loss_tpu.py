@@ -16,9 +16,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 MULTIPLE = 128  # of which the slots of a chunk are one
 SLOT_TILES = (640, 512, 384, 256, 128)
-COLUMNS = 512
-# What the tiles take at a width of 1,024 is above the default of 16 MiB, and below the
-# 64 MiB and more of every TPU from v5 on. A v4 has 16, into which a width of 768 fits.
+COLUMNS = 512  # of a tile of the table up to this width, else half of them and so on
+FULL_WIDTH = 768
+# All tiles together need less than the 16 MiB of a v4 up to a width of 1,024. Every TPU
+# from v5 on has 64 MiB and more, and the default limit is 16.
 VMEM_BYTES = 48 * 2**20
 HIDDEN_BYTES = 3 * 2**20
 
@@ -37,7 +38,7 @@ def score(hidden_CxD, targets_C, table_VxD, bias_V):
     and the maximum are kept up from tile to tile (Milakov and Gimelshein 2018).
     """
     (num_slots, width), num_columns = hidden_CxD.shape, len(bias_V)
-    slots, columns = _tiles(num_slots, num_columns)
+    slots, columns = _tiles(num_slots, num_columns, width)
     targets_Cx1 = targets_C[:, None]
     operands = _varying(
         hidden_CxD,
@@ -135,7 +136,7 @@ def accumulate(
     if d_table_VxD is None:
         d_table_VxD = jnp.zeros_like(table_VxD, jnp.float32)
         d_bias_V = jnp.zeros_like(bias_V)
-    slots, columns = _tiles(num_slots, num_columns)
+    slots, columns = _tiles(num_slots, num_columns, width)
     operands = _varying(
         hidden_CxD,
         targets_C[:, None],
@@ -234,9 +235,12 @@ def _logits(hidden_CxD, table_TxD, bias_1xT, num_columns, axis=1):
     return jnp.where(column_CxT < num_columns, logits_CxT, -jnp.inf), column_CxT
 
 
-def _tiles(num_slots, num_columns):
+def _tiles(num_slots, num_columns, width):
     slots = next(tile for tile in SLOT_TILES if num_slots % tile == 0)
-    return slots, min(COLUMNS, num_columns)
+    columns = COLUMNS
+    while columns > MULTIPLE and columns * width > COLUMNS * FULL_WIDTH:
+        columns //= 2
+    return slots, min(columns, num_columns)
 
 
 def _varying(*operands):

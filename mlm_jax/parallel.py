@@ -23,7 +23,7 @@ RULES = [
     ("/(query|key|value|up)/bias$", P(None, "tensor")),
     ("/blocks/.*(out|down)/kernel$", P(None, "tensor", "fsdp")),
     ("/transform/dense/kernel$", P("fsdp", None)),
-    ("(params|mu|nu)/bias$", P("tensor")),
+    ("(params|mu|nu|v)/bias$", P("tensor")),
 ]
 
 
@@ -52,11 +52,12 @@ def state_shardings(abstract_state, rules, mesh):
     unused = {pattern for pattern, _ in rules}
 
     def sharding(path, leaf):
-        del leaf
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         for pattern, spec in rules:
             if re.search(pattern, name):
                 unused.discard(pattern)
+                if len(spec) > leaf.ndim:  # a moment of the rows or columns
+                    break
                 return NamedSharding(
                     mesh, P(*(axis if axis in mesh.shape else None for axis in spec))
                 )
@@ -103,7 +104,7 @@ def compile_eval_step(step, mode, mesh, shardings):
             return _pmap_over_rows(step, mesh, batch_argument=1, num_arguments=4)
         case "shard_map" | "jit":
             replicated, rows = NamedSharding(mesh, P()), batch_sharding(mesh)
-            if mesh.size > 1:
+            if num_row_shards(mesh) > 1:
                 step = functools.partial(step, axis=_row_axes(mesh))
                 step = _map_rows(step, mesh, (P(), rows.spec, P(), P()), P())
             return jax.jit(
@@ -130,7 +131,7 @@ def _over_rows(step, mesh, shardings):
     Left to the compiler, as `tensor` and the update are, sums over rows would be taken
     over devices in every turn of a scan, over micro-batches or over chunks of the loss.
     """
-    if mesh.size == 1:
+    if num_row_shards(mesh) == 1:  # and XLA refuses a sum over an axis of one
         return step
 
     def spread(sum_over_rows):

@@ -12,19 +12,42 @@ may be traced: a sweep over schedules then needs one compilation.
 import jax.numpy as jnp
 
 
-def constant(fraction):
+def constant(fraction, growth):
+    del growth
     return jnp.ones_like(fraction)
 
 
-def linear(fraction):
+def linear(fraction, growth):
+    del growth
     return 1 - fraction
 
 
-def cosine(fraction):
+def cosine(fraction, growth):
+    del growth
     return (1 + jnp.cos(jnp.pi * fraction)) / 2
 
 
-DECAYS = {"constant": constant, "linear": linear, "cosine": cosine}
+def one_minus_sqrt(fraction, growth):
+    """Best after a long stable phase (Hägele et al. 2024)."""
+    del growth
+    return 1 - jnp.sqrt(fraction)
+
+
+def inverse_sqrt(fraction, growth):
+    """That of the Transformer (Vaswani et al. 2017); it ends at no certain value."""
+    del fraction
+    return growth**-0.5
+
+
+# Each is (fraction, growth) -> scale: what share of the decay is behind, and how many
+# times the updates before it the updates so far are.
+DECAYS = {
+    "constant": constant,
+    "linear": linear,
+    "cosine": cosine,
+    "one_minus_sqrt": one_minus_sqrt,
+    "inverse_sqrt": inverse_sqrt,
+}
 
 
 def scale(update, *, schedule, warmup_steps, num_steps, decay_begin):
@@ -33,4 +56,6 @@ def scale(update, *, schedule, warmup_steps, num_steps, decay_begin):
     warmup = update / jnp.maximum(warmup_steps, 1)
     begin = jnp.maximum(warmup_steps, decay_begin)
     fraction = jnp.clip((update - begin) / jnp.maximum(num_steps - begin, 1), 0, 1)
-    return jnp.where(update < warmup_steps, warmup, DECAYS[schedule](fraction))
+    growth = jnp.clip(update, 1, num_steps) / jnp.maximum(begin, 1)
+    decay = DECAYS[schedule](fraction, jnp.maximum(growth, 1))
+    return jnp.where(update < warmup_steps, warmup, decay)

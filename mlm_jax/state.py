@@ -6,21 +6,23 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from mlm_jax import keys
+from mlm_jax import keys, spikes
 from mlm_jax.keys import Purpose
 
 
 @flax.struct.dataclass
 class TrainState:
     """`step` counts finished updates. `token_loss` float32[V] is a running mean of each
-    token's loss, moved only where a policy hides tokens by it. `key` never changes:
+    token's loss, moved only where a policy hides tokens by it. `recent` is what
+    `spikes` remembers, {} where a config has no `spike_sigmas`. `key` never changes:
     each use folds in what it is for. `hparams` are the numbers that may differ between
-    runs of one compilation."""
+    runs of one compilation; they are the config's, and not saved."""
 
     step: jax.Array
     params: dict
     opt_state: tuple
     token_loss: jax.Array
+    recent: dict
     key: jax.Array
     hparams: dict
 
@@ -36,4 +38,5 @@ def init_state(key, hparams, *, model, optimizer, row_length):
     hparams = jax.tree.map(jnp.asarray, hparams)
     # A model that knows nothing loses ln V on every token.
     token_loss = jnp.full_like(params["bias"], math.log(len(params["bias"])))
-    return TrainState(jnp.int32(0), params, opt_state, token_loss, key, hparams)
+    recent = spikes.nothing_seen() if "spike_sigmas" in hparams else {}
+    return TrainState(jnp.int32(0), params, opt_state, token_loss, recent, key, hparams)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mlm_jax import collectives, keys, optim
+from mlm_jax import collectives, keys, optim, spikes
 from mlm_jax.corruption import weights
 from mlm_jax.keys import Purpose
 from mlm_jax.loss import masked_cross_entropy
@@ -105,9 +105,9 @@ def train_step(
     `schedule(update, hparams)` is the learning rate of an update, counted from 1.
     Metrics are sums over the global batch, and `learning_rate` and `grad_norm` (of the
     mean gradient, before clipping) of this update. Where the loss or the gradient norm
-    is not finite, the new state is the old one but for its step. The rows of `batch`
-    are those of one device where `axis` is mapped already, or where `spread` maps what
-    meets them.
+    is not finite, or a spike to a run that looks for them (`is_spike` in the metrics),
+    the new state is the old one but for its step. The rows of `batch` are those of one
+    device where `axis` is mapped already, or where `spread` maps what meets them.
     """
 
     def sum_over_rows(state, batch):
@@ -139,10 +139,17 @@ def train_step(
     weight = jnp.where(sums["weight"] > 0, sums["weight"], 1)
     grad_norm = optax.tree.norm(grads) / weight
     factor = optim.clip_factor(grad_norm, state.hparams["clip_norm"]) / weight
-    is_finite = jnp.isfinite(sums["loss"]) & jnp.isfinite(grad_norm)
-    grads = jax.tree.map(lambda g: jnp.where(is_finite, g * factor, -0.0), grads)
+    is_sound = jnp.isfinite(sums["loss"]) & jnp.isfinite(grad_norm)
+    recent = state.recent
+    if recent:
+        seen = {"loss": sums["loss"] / weight, "grad_norm": grad_norm}
+        is_spike = spikes.is_spike(recent, seen, state.hparams["spike_sigmas"])
+        is_sound &= ~is_spike
+        recent = spikes.remember(recent, seen)
+        sums["is_spike"] = is_spike
+    grads = jax.tree.map(lambda g: jnp.where(is_sound, g * factor, -0.0), grads)
     learning_rate = schedule(state.step + 1, state.hparams)
-    transform = optimizer(learning_rate, optim.frozen_unless(is_finite, state.hparams))
+    transform = optimizer(learning_rate, optim.frozen_unless(is_sound, state.hparams))
     updates, opt_state = transform.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     token_loss = state.token_loss
@@ -152,7 +159,7 @@ def train_step(
         token_loss = weights.updated(token_loss, *by_token, decay)
 
     def chosen(new, old):
-        return jax.tree.map(lambda n, o: jnp.where(is_finite, n, o), new, old)
+        return jax.tree.map(lambda n, o: jnp.where(is_sound, n, o), new, old)
 
     # Frozen moments did not move: to choose between two would keep both in memory.
     opt_state = jax.tree.map(
@@ -162,6 +169,7 @@ def train_step(
     )
     params = chosen(params, state.params)
     token_loss = chosen(token_loss, state.token_loss)
+    recent = chosen(recent, state.recent)
     metrics = sums | {
         "learning_rate": learning_rate,
         "grad_norm": grad_norm,
@@ -171,6 +179,7 @@ def train_step(
         params=params,
         opt_state=opt_state,
         token_loss=token_loss,
+        recent=recent,
     )
     return state, metrics
 

@@ -6,6 +6,7 @@
 import contextlib
 import functools
 import os
+import sys
 
 import jax
 import numpy as np
@@ -26,7 +27,11 @@ from mlm_jax.program import eval_hparams
 from mlm_jax.tasks import minimal_pairs
 from mlm_jax.tasks.reader import Reader
 
-# Of the updates: more than these that are not finite are no accident.
+# How long a thread that reads or saves may hold up the one that feeds the device. With
+# Python's 5 ms a step of 6 ms takes 10, and while a checkpoint is written 30.
+SWITCH_SECONDS = 1e-4
+
+# Of the updates: more than these that were not made are no accident.
 MAX_SKIPPED = 0.01
 
 
@@ -49,7 +54,8 @@ class Training:
             keep_best=c.checkpoint.keep_best,
             keep_every=c.checkpoint.keep_every,
         )
-        self.start, state = self._checkpoints.restore(program.abstract_state)
+        saved = _without_hparams(program.abstract_state)
+        self.start, state = self._checkpoints.restore(saved)
         processes.agree("the checkpoint to go on from", self.start)
         if self.start is None:
             _refuse_to_start_over(directory)
@@ -76,6 +82,8 @@ class Training:
             ramp=self.c.data.batch_ramp,
             process_index=jax.process_index(),
             num_processes=jax.process_count(),
+            pad_id=self._store.tokenizer.special.pad,
+            max_bad_rows=self.c.data.max_bad_rows,
         )
 
     def updates(self, batches, stop):
@@ -86,6 +94,7 @@ class Training:
         one and the last take the same path. Raises Preempted after saving when `stop`
         was asked.
         """
+        sys.setswitchinterval(SWITCH_SECONDS)
         with self._checkpoints as checkpoints, contextlib.ExitStack() as stack:
             self._record()
             if processes.is_first():
@@ -122,7 +131,7 @@ class Training:
         if not is_done and (is_due or stop.asked):
             log.flush()  # nothing non-finite is ever saved
             writer.sync()
-            state = processes.whole(self.get_state(), self.mesh)
+            state = processes.whole(_without_hparams(self.get_state()), self.mesh)
             checkpoints.save(step, state, eval_loss=eval_loss)
             progress.pause()
         if is_last or stop.asked:
@@ -174,6 +183,12 @@ def drive(training, train_step, stop):
             batch = None
 
 
+def _without_hparams(state):
+    """What is saved: a run has its numbers from its config, and may go on with more of
+    them than there were."""
+    return state.replace(hparams={})
+
+
 def _refuse_to_start_over(directory):
     """Raises CheckpointError for a run that has logged steps after its first save: its
     checkpoints are elsewhere, and to start over would drop what it has logged."""
@@ -192,14 +207,15 @@ def _refuse_to_start_over(directory):
 class TrainLog:
     """Fetches the metrics of an update while the device works on the next one.
 
-    The update of a step that is not finite was not made; this tells of it, and stops
-    the run unless the config says to skip it.
+    The update of a step that is not finite, or a spike, was not made; this tells of it,
+    and stops the run if the config does not say to skip it, or after too many.
     """
 
     def __init__(self, writer, progress, c):
         self._writer, self._progress = writer, progress
         self._every_steps, self._num_steps = c.log.every_steps, c.optim.num_steps
-        self._max_skips = c.optim.max_skips if c.optim.on_nonfinite == "skip" else 0
+        self._max_skips = c.optim.max_skips
+        self._stops = c.optim.on_nonfinite == "stop"
         # Since this process began: all updates, those skipped, the last in a row.
         self._updates = self._skipped = self._in_row = 0
         self._pending = None
@@ -219,26 +235,29 @@ class TrainLog:
         self._updates += 1
         scalars = metrics.train_scalars(values)
         is_finite = np.isfinite([values["loss"], values["grad_norm"]]).all()
-        if is_finite:
+        is_made = is_finite and not values.get("is_spike")
+        if is_made:
             self._in_row = 0
         else:
-            self._skip(step, values, row_B)
+            self._skip(step, values, row_B, is_finite)
             scalars["train/skipped"] = 1
         self._writer.write_ledger(step, values)
         is_due = step % self._every_steps == 0 or step == self._num_steps
-        if is_due or not is_finite:
+        if is_due or not is_made:
             self._writer.write(step, scalars | self._progress.speed())
             self._progress.print_line(step, scalars)
 
-    def _skip(self, step, values, row_B):
+    def _skip(self, step, values, row_B, is_spike):
         self._skipped += 1
         self._in_row += 1
         what = (
-            f"step {step:,}: loss {metrics.mean(values['loss'], values['weight'])}, "
+            f"{'spike at ' if is_spike else ''}step {step:,}: "
+            f"loss {metrics.mean(values['loss'], values['weight'])}, "
             f"gradient norm {values['grad_norm']}, of rows {row_B.tolist()}"
         )
         max_skipped = max(self._max_skips, MAX_SKIPPED * self._updates)
-        if self._in_row > self._max_skips or self._skipped > max_skipped:
+        is_refused = self._stops and not is_spike
+        if is_refused or self._in_row > self._max_skips or self._skipped > max_skipped:
             raise NonFiniteError(
                 f"{what}, {self._in_row} in a row and {self._skipped} of "
                 f"{self._updates:,} since the start. The update was not made, and the "

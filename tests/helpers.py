@@ -113,6 +113,7 @@ def make_state(params, optimizer, hparams, seed=0):
         params=params,
         opt_state=opt_state.init(params),
         token_loss=jnp.float32(0),  # of no token: these steps do not ask for it
+        recent={},
         key=jax.random.key(seed),
         hparams=hparams,
     )

@@ -119,7 +119,7 @@ def reference(strategy="token"):
     return train(build("jit", 1, strategy=strategy)[0])
 
 
-def assert_same_run(run, expected_run):
+def assert_same_run(run, expected_run, atol=1e-6):
     (state, history), (expected_state, expected_history) = run, expected_run
     for metrics, expected in zip(history, expected_history, strict=True):
         assert metrics.keys() == expected.keys()
@@ -129,7 +129,7 @@ def assert_same_run(run, expected_run):
             else:  # counts, the hash of the masks: exactly
                 np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
     jax.tree.map(
-        lambda leaf, expected: np.testing.assert_allclose(leaf, expected, atol=1e-6),
+        lambda leaf, expected: np.testing.assert_allclose(leaf, expected, atol=atol),
         jax.device_get(state.params),
         jax.device_get(expected_state.params),
     )

@@ -1,7 +1,5 @@
 """Fill-mask: the mask that a user types is one mask, and the answer is the model's."""
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -94,15 +92,11 @@ def test_whole_words_are_the_best_of_all_words(kind, score):
 
 def test_the_company_of_a_text_does_not_change_its_answer(reader):
     texts = ["[MASK] world", "the [MASK] is wide and the word is [MASK]", "[MASK]"]
-    together = fill_mask(reader, texts * 5, max_pieces=2)
     spread = fill_mask(make_reader(devices=4, batch_tokens=64), texts, max_pieces=2)
-    for n, text in enumerate(texts):
-        alone = fill(reader, text, max_pieces=2)
-        for other in (together[n], together[n + 5 * 3 - 3 * 3], spread[n]):
-            for a, b in zip(alone, other, strict=True):
-                assert [c.text for c in a] == [c.text for c in b]
-                for x, y in itertools.zip_longest(a, b):
-                    assert x.p == pytest.approx(y.p, rel=1e-4)
+    for text, other in zip(texts, spread, strict=True):
+        for a, b in zip(fill(reader, text, max_pieces=2), other, strict=True):
+            assert [c.text for c in a] == [c.text for c in b]
+            np.testing.assert_allclose([c.p for c in a], [c.p for c in b], rtol=1e-4)
 
 
 @pytest.mark.parametrize("pieces, tokens", [(None, 35), (3, 37)])

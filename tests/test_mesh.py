@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from configs import tiny
-from mlm_jax import checkpoint, config, parallel, program
+from mlm_jax import checkpoint, config, optim, parallel, program
 from mlm_jax.errors import InputError
 from mlm_jax.planning import hlo
 from tests import test_executors as executors
@@ -25,7 +25,7 @@ LAYOUTS = [
     ((4, 2, 1), 2),
     ((1, 2, 1), 4),
 ]
-FAST = LAYOUTS[:1]
+FAST = [LAYOUTS[0], LAYOUTS[4]]
 SLOW = pytest.mark.slow
 
 
@@ -102,6 +102,32 @@ def test_one_rule_covers_a_parameter_and_its_moments():
 def operations(text, shape):
     """Returns the operations of a program that make floats of this shape."""
     return re.findall(rf"= f32\[{shape}\]\S* ([a-z\-]+)\(", text)
+
+
+@pytest.mark.parametrize("name", sorted(optim.OPTIMIZERS))
+def test_moments_are_in_parts_as_their_parameters_are(name):
+    """Of a matrix's shape; Adafactor's rows and columns are on every device."""
+    state = build((2, 2, 2), **{"optim.name": name}).abstract_state
+    by_path = {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)
+    }
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.opt_state):
+        leaf.sharding.shard_shape(leaf.shape)  # raises where it does not divide
+        path = jax.tree_util.keystr(path)
+        for name, param in by_path.items():
+            if path.endswith(name) and leaf.shape == param.shape:
+                assert leaf.sharding == param.sharding, path
+
+
+@SLOW
+@pytest.mark.parametrize("name", ["adafactor", "lamb", "muon"])
+def test_what_looks_at_whole_matrices_does_so_in_parts_too(name):
+    overrides = {"optim.name": name, "optim.peak_learning_rate": 0.01}
+    alone = executors.train(build((1, 1, 1), **overrides), **overrides)
+    together = executors.train(build((2, 2, 2), **overrides), **overrides)
+    # Muon's turns of Newton and Schulz make more of rounding than others do.
+    executors.assert_same_run(together, alone, atol=1e-5)
 
 
 def test_tensor_never_makes_the_table_or_its_logits_whole():

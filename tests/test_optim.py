@@ -63,7 +63,8 @@ def by_name(params):
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
 @pytest.mark.parametrize("optimizer", sorted(optim.OPTIMIZERS))
 def test_b46_exactly_kernels_and_embeddings_decay(optimizer, norm_position):
-    """Zero gradients, learning rate 1, weight decay 0.1: minus 10% or nothing."""
+    """Zero gradients, learning rate 1, weight decay 0.1: minus 10% or nothing. LAMB
+    makes an update as large as what it updates."""
     params = random_params(tiny_model(norm_position=norm_position))
 
     @jax.jit
@@ -76,8 +77,10 @@ def test_b46_exactly_kernels_and_embeddings_decay(optimizer, norm_position):
     before, after = by_name(params), by_name(update(params))
 
     assert before.keys() == SHARED_DECAYED | KEPT[norm_position]
+    left = 0 if optimizer == "lamb" else 0.9
     for name in SHARED_DECAYED:
-        np.testing.assert_allclose(after[name], 0.9 * before[name], rtol=1e-6)
+        want = left * before[name]
+        np.testing.assert_allclose(after[name], want, rtol=1e-6, atol=1e-6)
     for name in KEPT[norm_position]:
         np.testing.assert_array_equal(after[name], before[name], err_msg=name)
 
@@ -144,8 +147,24 @@ def test_b49_degenerate_durations(schedule, warmup_steps, num_steps):
         np.testing.assert_allclose(values, want, atol=1e-7)
 
 
+def test_one_minus_sqrt_and_inverse_sqrt():
+    want = [0, 0.5, 1, 1, 1, 0.5, 1 - 0.5**0.5, 1 - 0.75**0.5, 0]
+    found = scales("one_minus_sqrt", 2, 8, decay_begin=4)
+    np.testing.assert_allclose(found, want, atol=1e-6)
+    found = scales("inverse_sqrt", 4, 16)
+    np.testing.assert_allclose(found[:5], [0, 0.25, 0.5, 0.75, 1], atol=1e-7)
+    np.testing.assert_allclose(found[[9, 16]], [2 / 3, 0.5], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
-    "schedule, end", [("linear", 0), ("cosine", 0), ("constant", 1)]
+    "schedule, end",
+    [
+        ("linear", 0),
+        ("cosine", 0),
+        ("constant", 1),
+        ("one_minus_sqrt", 0),
+        ("inverse_sqrt", 0.4**0.5),
+    ],
 )
 def test_b49_after_the_last_update_the_end_value_stays(schedule, end):
     np.testing.assert_allclose(scales(schedule, 4, 10, last=13)[10:], end, atol=1e-7)

@@ -10,6 +10,7 @@ A batch is a dict of arrays:
     epoch       int32[B]     of the row's source
 """
 
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,7 @@ import numpy as np
 
 from mlm_jax.data.mixture import MixedRows
 from mlm_jax.data.shards import Rows
+from mlm_jax.errors import InputError
 
 Batch = dict[str, np.ndarray]
 
@@ -50,6 +52,9 @@ class TrainBatches:
       ramp: pairs of (steps, rows), of smaller batches that come first.
       process_index: which slice is read here.
       num_processes: how many slices there are.
+      pad_id: the token of padding.
+      max_bad_rows: how many rows of those read here may be damaged on disk. Each is a
+        row of padding in its batch, whenever it comes, so that runs stay comparable.
     """
 
     def __init__(
@@ -61,6 +66,8 @@ class TrainBatches:
         ramp: Sequence = (),
         process_index: int = 0,
         num_processes: int = 1,
+        pad_id: int = 0,
+        max_bad_rows: int = 0,
     ):
         for size in (batch_size, *(rows for _, rows in ramp)):
             if size % num_processes:
@@ -72,6 +79,8 @@ class TrainBatches:
         self._batch_size, self._ramp = batch_size, ramp
         self._seed = seed
         self._process_index, self._num_processes = process_index, num_processes
+        self._pad_id, self._max_bad_rows = pad_id, max_bad_rows
+        self._bad: set[int] = set()
         self._orders: dict[int, dict[int, np.ndarray]] = {}
 
     @property
@@ -93,7 +102,44 @@ class TrainBatches:
             for epoch, order_N in orders.items():
                 here_B = is_source_B & (epoch_B == epoch)
                 ids_B[here_B] = self._rows.starts_S[source] + order_N[ids_B[here_B]]
-        return _read(self._rows, ids_B) | {"epoch": epoch_B.astype(np.int32)}
+        try:
+            batch = _read(self._rows, ids_B)
+        except InputError:
+            if not self._max_bad_rows:
+                raise
+            batch = self._read_without_bad(ids_B)
+        return batch | {"epoch": epoch_B.astype(np.int32)}
+
+    def _read_without_bad(self, ids_B: np.ndarray) -> Batch:
+        is_sound_B = np.array([not self._is_bad(int(id_)) for id_ in ids_B])
+        shape = len(ids_B), self._rows.row_length
+        batch = {
+            "tokens": np.full(shape, self._pad_id, np.int32),
+            "segment": np.zeros(shape, np.int32),
+            "position": np.zeros(shape, np.int32),
+            "word_start": np.zeros(shape, bool),
+            "row": ids_B.astype(np.int32),
+        }
+        if is_sound_B.any():
+            for name, sound in _read(self._rows, ids_B[is_sound_B]).items():
+                batch[name][is_sound_B] = sound
+        return batch
+
+    def _is_bad(self, id_: int) -> bool:
+        try:
+            self._rows.read(np.array([id_]))
+            return False
+        except InputError as error:
+            if id_ not in self._bad:
+                self._bad.add(id_)
+                found = f"{len(self._bad)} of at most {self._max_bad_rows}"
+                if len(self._bad) > self._max_bad_rows:
+                    raise InputError(
+                        f"more damaged rows than data.max_bad_rows = "
+                        f"{self._max_bad_rows}: {error}"
+                    ) from error
+                print(f"warning: a row is left out, {found}: {error}", file=sys.stderr)
+            return True
 
     def _orders_of(self, source: int, epochs: list[int]) -> dict[int, np.ndarray]:
         """Returns the order of each epoch, and keeps no others: they are long."""

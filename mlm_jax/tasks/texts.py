@@ -13,18 +13,23 @@ SUFFIXES = (".npy", ".parquet")
 
 def read_lines(paths):
     """Returns the lines of UTF-8 files, without their ends; of no file, those of the
-    standard input. Raises InputError for what cannot be read."""
-    found = [_read(path) for path in paths] or [sys.stdin.buffer.read()]
-    lines = []
-    for name, data in zip(paths or ["the standard input"], found, strict=True):
+    standard input. Raises InputError for what cannot be read, and if there is none."""
+    names = [str(path) for path in paths] or ["the standard input"]
+    found = [read_bytes(path) for path in paths] or [sys.stdin.buffer.read()]
+    lines: list[str] = []
+    for name, data in zip(names, found, strict=True):
         try:
-            lines += data.decode().splitlines()
+            # Not str.splitlines: a form feed in a line does not end it.
+            lines += data.decode().removesuffix("\n").split("\n") if data else []
         except UnicodeDecodeError as error:
             raise InputError(f"{name} is not UTF-8: {error}") from error
-    return lines
+    if not lines:
+        raise InputError(f"no line of text in {', '.join(names)}.")
+    return [line.removesuffix("\r") for line in lines]
 
 
-def _read(path):
+def read_bytes(path):
+    """Raises InputError, naming the file, if it cannot be read."""
     try:
         return pathlib.Path(path).read_bytes()
     except OSError as error:
@@ -32,13 +37,15 @@ def _read(path):
 
 
 @contextlib.contextmanager
-def output(path):
-    """Opens a file for text, or gives the standard output if `path` is None. Raises
-    InputError, for errors later on too, if it cannot be written."""
+def output(path, keep=0):
+    """Opens a file for text after its first `keep` bytes, or gives the standard output
+    if `path` is None. Raises InputError, for errors later on too, if it cannot be
+    written."""
     if path is None:
         yield sys.stdout
         return
-    with _refuse_unwritable(path), open(path, "w", encoding="utf-8") as file:
+    with _refuse_unwritable(path), open(path, "a", encoding="utf-8") as file:
+        file.truncate(keep)
         yield file
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlm_jax.data.pipeline import TrainBatches, eval_batches, place, prefetch
+from mlm_jax.errors import InputError
 
 PAD = 9
 
@@ -220,3 +221,53 @@ def test_prefetch_raises_where_reading_failed():
     with pytest.raises(OSError, match="batch 2"):
         next(iterator)
     assert not prefetch_threads()
+
+
+class DamagedRows(FakeRows):
+    bad = (3, 11, 12)
+
+    def read(self, ids_N):
+        for id_ in ids_N.tolist():
+            if id_ in self.bad:
+                raise InputError(f"shard-0: record {id_} cannot be read")
+        return super().read(ids_N)
+
+
+def test_r14_damaged_rows_are_padding_and_counted(capsys):
+    """The same ones in every run, however it reads; all other rows are as they were."""
+    settings = dict(seed=1, pad_id=PAD)
+    whole = TrainBatches(FakeRows(40), batch_size=8, **settings)
+    some = TrainBatches(DamagedRows(40), batch_size=8, max_bad_rows=3, **settings)
+    again = TrainBatches(DamagedRows(40), batch_size=8, max_bad_rows=3, **settings)
+    for k in range(12):  # over two epochs, so that each comes twice
+        expected, found = whole[k], some[k]
+        is_bad_B = np.isin(expected["row"], DamagedRows.bad)
+        for name, array in found.items():
+            np.testing.assert_array_equal(array[~is_bad_B], expected[name][~is_bad_B])
+        assert (found["tokens"][is_bad_B] == PAD).all()
+        assert not found["segment"][is_bad_B].any()
+        np.testing.assert_array_equal(found["row"], expected["row"])
+    for k in reversed(range(12)):
+        for name, array in again[k].items():
+            np.testing.assert_array_equal(array, some[k][name])
+    told = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
+    assert len(told) == 6  # three each, once
+    assert "3 of at most 3: shard-0: record" in told[2]
+
+
+def test_r14_more_damaged_rows_than_allowed_stop():
+    batches = TrainBatches(DamagedRows(40), batch_size=8, seed=1, max_bad_rows=2)
+    with pytest.raises(InputError, match="data.max_bad_rows = 2: shard-0: record"):
+        for k in range(5):
+            batches[k]
+    with pytest.raises(InputError, match="^shard-0: record"):
+        strict = TrainBatches(DamagedRows(40), batch_size=8, seed=1)
+        for k in range(5):
+            strict[k]
+
+
+def test_r14_a_batch_of_nothing_but_damage_is_padding():
+    batches = TrainBatches(DamagedRows(40), batch_size=1, seed=1, max_bad_rows=3)
+    ids = [int(batches[k]["row"][0]) for k in range(40)]
+    batch = batches[ids.index(11)]
+    assert not batch["segment"].any() and not batch["word_start"].any()
