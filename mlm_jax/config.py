@@ -26,12 +26,7 @@ FREE_ON_RESUME = (
 
 def check(c):
     """Raises InputError, naming the field, at the first value that cannot be used."""
-    values = flatten(c)
-    for name, rule in RULES.items():
-        if name not in values:
-            raise InputError(f"config.{name} is missing; expected {rule.allowed}.")
-        _check_rule(name, values[name], rule)
-
+    check_rules(c, RULES)
     for section in ("corruption", "eval"):
         total = c[section].mask_frac + c[section].random_frac
         if total > 1 + 1e-9:
@@ -108,7 +103,17 @@ def check_devices(c, num_devices):
     return mesh
 
 
-def _check_rule(name, value, rule):
+def check_rules(c, rules):
+    """Raises InputError at the first field that is missing or breaks its rule."""
+    values = flatten(c)
+    for name, rule in rules.items():
+        if name not in values:
+            raise InputError(f"config.{name} is missing; expected {rule.allowed}.")
+        check_rule(name, values[name], rule)
+
+
+def check_rule(name, value, rule):
+    """Raises InputError, with the nearest name, for a value that breaks its rule."""
     try:
         holds = rule.holds(value)
     except (TypeError, ValueError):

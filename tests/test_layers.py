@@ -28,6 +28,11 @@ FORBIDDEN = {
     "report": {"jax", "flax", "optax", "orbax", "mlm_jax.train"},
     "rules": {"jax", "flax", "optax", "orbax", "mlm_jax.config", "mlm_jax.data"},
     "interop": {"jax", "flax", "optax", "orbax", "mlm_jax.config", "mlm_jax.data"},
+    "finetuning": {"orbax", "absl", "mlm_jax.train", "mlm_jax.finetune"},
+    "finetuning/settings": {"jax", "flax", "optax"},
+    "finetuning/scores": {"jax", "flax", "optax", "mlm_jax"},
+    "finetuning/problem": {"jax", "flax", "optax", "mlm_jax.model"},
+    "finetuning/table": {"jax", "flax", "optax", "mlm_jax"},
     "tasks": {"orbax", "mlm_jax.config", "mlm_jax.checkpoint", "mlm_jax.train"},
 }
 # The one door to each library that could leak everywhere.
@@ -40,6 +45,8 @@ ONLY_IN = {
     "apache_beam": {"data"},
     "submitit": {"slurm"},
     "matplotlib": {"experiment"},
+    "sklearn": {"finetuning"},
+    "seqeval": {"finetuning"},
 }
 MAX_LINES = 400
 

@@ -163,6 +163,20 @@ class Tokenizer:
         found = self._library.encode_batch(texts, add_special_tokens=False)
         return [self._encoded(encoding) for encoding in found]
 
+    def encode_with_offsets(
+        self, texts: Sequence[str]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns the pieces of each text, int32[T], and where each begins and ends in
+        it, in characters, int32[T, 2]."""
+        found = self._library.encode_batch(texts, add_special_tokens=False)
+        return [
+            (
+                self._encoded(encoding).tokens,
+                np.array(encoding.offsets, np.int32).reshape(-1, 2),
+            )
+            for encoding in found
+        ]
+
     def encode_with_masks(self, text: str) -> Encoded:
         """Returns the pieces of `text`, each literal `[MASK]` as the mask token."""
         # The mask takes the place of a word and of the space before it, as the pieces
