@@ -284,7 +284,7 @@ class Exam:
             pad_id=store.tokenizer.special.pad,
         )
         self.entropy = unigram_entropy(self.batches, store.tokenizer.is_special)
-        self._pairs = ()
+        self._pairs: list[minimal_pairs.Pair] = []
         if c.eval.minimal_pairs is not None:
             self._pairs = minimal_pairs.read(c.eval.minimal_pairs)
             self._reader = Reader(
