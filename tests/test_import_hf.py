@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import mlm_jax
 from mlm_jax import checkpoint, config, import_hf, program
 from mlm_jax.data.tokenizer import Tokenizer
 from mlm_jax.errors import InputError
-from mlm_jax.tasks.fill_mask import fill_mask
 from tests.helpers import positions
 
 FIXTURES = pathlib.Path(__file__).parent / "hugging_face"
@@ -108,7 +108,7 @@ def test_b78_padding_of_the_vocabulary_is_never_an_answer(imported):
     assert tokenizer.vocab_size == 24 and model.encoder.vocab_size == 128
     assert (params["encoder"]["embed"]["embedding"][24:] == 0).all()
     text = "the cat [MASK] on the mat"
-    (choices,) = fill_mask(model, params, tokenizer, text, row_length=64, top=24)
+    (choices,) = mlm_jax.load(imported("modernbert")).fill_mask(text, top=24)
     assert sorted(p for p, _ in choices) == sorted(map(tokenizer.piece, range(24)))
     assert sum(p for _, p in choices) == pytest.approx(1, abs=1e-6)
 
@@ -354,9 +354,8 @@ def test_an_encoder_alone_is_used_without_its_head(name, tmp_path):
     x_BxLxD, _ = padded_outputs(name, run)
     is_token = expected(name)["mask"] > 0
     assert np.abs(x_BxLxD - expected(name)["hidden"])[is_token].max() <= 1e-5
-    model, params, tokenizer = load_run(run)
     with pytest.raises(InputError, match="config.model.head = False"):
-        fill_mask(model, params, tokenizer, "the [MASK]", row_length=22)
+        mlm_jax.load(run).fill_mask("the [MASK]")
 
 
 def test_a_head_can_be_left_out(tmp_path, imported):
