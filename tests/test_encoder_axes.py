@@ -297,7 +297,13 @@ def test_parameters_of_the_default_model_are_where_they_were():
     )
 
 
-@pytest.mark.parametrize("mode, mesh", [("shard_map", (4, 1, 1)), ("jit", (2, 1, 2))])
+@pytest.mark.parametrize(
+    "mode, mesh",
+    [
+        ("shard_map", (4, 1, 1)),
+        pytest.param("jit", (2, 1, 2), marks=pytest.mark.slow),
+    ],
+)
 def test_a_step_of_modern_layers_is_the_same_on_a_mesh(mode, mesh):
     c = tiny.get_config()
     c.model.update(MODERN | dict(width=16, mlp_width=32, tied=False))
