@@ -18,6 +18,9 @@ score      scores texts by their pseudo-log-likelihood
   python -m mlm_jax.score --workdir=runs/tiny sentences.txt --output=scores.jsonl
 judge_pairs judges minimal pairs, such as BLiMP's
   python -m mlm_jax.judge_pairs --workdir=runs/tiny bundled:agreement
+finetune   trains an encoder on a task: labels, numbers, tags, answers
+  python -m mlm_jax.finetune --config=configs/finetune/glue.py:sst2 \\
+      --from=runs/bert_base --workdir=runs/sst2
 embed      turns texts into vectors
   python -m mlm_jax.embed --workdir=runs/tiny sentences.txt --output=vectors.npy
 show_masks shows what a corruption policy hides, as text or as a page

@@ -1,7 +1,7 @@
 """What a task is worth without an encoder: majority, and bags of words.
 
-    python experiments/finetune/baselines.py --label=novel train.jsonl validation.jsonl \
-        test.jsonl
+    python experiments/finetune/baselines.py --label=novel \
+        train.jsonl validation.jsonl test.jsonl
 
 Logistic regression on tf-idf of words, and of words and their pairs; what is best on
 validation is met with the test. For tagged sentences (--words=words) the bag is the tag

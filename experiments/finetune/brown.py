@@ -2,11 +2,12 @@
 
     python experiments/finetune/brown.py brown.jsonl.xz /tmp/brown
 
-Reads one object a line with `id`, `genre` and `sentences` of `words` and `tags`. Writes
-`genre/` (three sentences that follow each other, with `text` and `genre`) and `tags/` (a
-sentence, with `words` and `tags`), each with train, validation and test. The split is by
-document: of every ten of a genre the third is for validation, the seventh and eighth for
-the test. A tag is cut to its first part (`nn-tl` and `nn$` are `nn`), 80 kinds.
+Reads one object a line with `id`, `genre` and `sentences` of `words` and `tags`.
+Writes `genre/` (three sentences that follow each other, with `text` and `genre`) and
+`tags/` (a sentence, with `words` and `tags`), each with train, validation and test. The
+split is by document: of every ten of a genre the third is for validation, the seventh
+and eighth for the test. A tag is cut to its first part (`nn-tl` and `nn$` are `nn`), 80
+kinds.
 """
 
 import collections

@@ -2,11 +2,13 @@
 
 import time
 
-from mlm_jax import metrics
+from mlm_jax.data.progress import duration
+
+EVERY = 5.0  # seconds between two lines inside an epoch
 
 
 class Log:
-    """One line an epoch of a trial.
+    """A line an epoch of a trial, and one about every five seconds in between.
 
     The time left is that of trials which use all of their epochs: early stopping makes
     it less.
@@ -15,36 +17,43 @@ class Log:
     def __init__(self, num_trials, num_steps, metric):
         self._left, self._num_steps, self._metric = num_trials, num_steps, metric
         self._steps = self._in_trial = 0
-        self._begin = 0.0
+        self._begin = self._printed = 0.0
 
     def step(self, trials):
-        """Counts an update of each of `trials`, which were compiled by the first."""
+        """Counts an update of each of `trials`; the first one of all was compiled."""
+        now = time.perf_counter()
         if not self._begin:
-            self._begin = time.perf_counter()
+            self._begin = self._printed = now
             return
         self._steps += len(trials)
-        self._in_trial += 1
+        self._in_trial += len(trials)
+        if now - self._printed >= EVERY:
+            names = ", ".join(trial.name for trial in trials)
+            step = self._in_trial // len(trials) + 1
+            self._print(f"{names} step {step:,} of at most {self._num_steps:,}")
 
     def epoch(self, epoch, tracks):
         """Prints how the trials stand after an epoch."""
-        seconds = time.perf_counter() - self._begin
-        rate = self._steps / max(seconds, 1e-9)
-        rest = self._left * self._num_steps - self._in_trial * len(tracks)
-        left = metrics.duration(max(rest, 0) / rate) if rate else "?"
         for track in tracks:
-            if track.history[-1]["epoch"] != epoch:
-                continue
             last = track.history[-1]
-            print(
-                f"{track.trial.name} epoch {epoch}: train loss "
-                f"{last['train_loss']:.4f}, validation {self._metric} "
-                f"{last['validation'][self._metric]:.4f}"
-                f"{', over' if track.is_over else ''}; {rate:.1f} steps/s, at most "
-                f"{left} left",
-                flush=True,
-            )
-        if all(track.is_over for track in tracks) or rest <= (
-            (self._left - len(tracks)) * self._num_steps
-        ):
-            self._left -= len(tracks)
-            self._in_trial = 0
+            if last["epoch"] == epoch:
+                self._print(
+                    f"{track.trial.name} epoch {epoch}: train loss "
+                    f"{last['train_loss']:.4f}, validation {self._metric} "
+                    f"{last['validation'][self._metric]:.4f}"
+                )
+
+    def end(self, trials):
+        """Counts `trials` as done, early or not."""
+        self._left -= len(trials)
+        self._in_trial = 0
+
+    def _print(self, text):
+        self._printed = time.perf_counter()
+        seconds = self._printed - self._begin
+        rate = self._steps / seconds if self._steps else float("nan")
+        rest = self._left * self._num_steps - self._in_trial
+        print(
+            f"{text}; {rate:.1f} steps/s, at most {duration(rest / rate)} left",
+            flush=True,
+        )

@@ -178,6 +178,7 @@ class Trainer:
             log.epoch(epoch, tracks)
             if all(track.is_over for track in tracks):
                 break
+        log.end(trials)
         seconds = time.perf_counter() - begin
         outcomes = []
         for track in tracks:

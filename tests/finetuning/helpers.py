@@ -32,6 +32,9 @@ class Silence(Log):
     def epoch(self, epoch, tracks):
         pass
 
+    def end(self, trials):
+        pass
+
 
 def make_tokenizer():
     words = " ".join(GOOD + BAD + REST)
