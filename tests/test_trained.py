@@ -87,7 +87,8 @@ def test_embeddings_are_the_states_pooled(trained):
         np.arange(tokens_1xT.size, dtype=np.int32)[None],
         method=lambda model, *row: model.encoder(*row),
     )[0]
-    expected = {"mean": np.mean(x_TxD, axis=0, dtype=np.float64), "cls": x_TxD[0]}
+    x_TxD = np.asarray(x_TxD, np.float64)
+    expected = {"mean": x_TxD.mean(0), "cls": x_TxD[0]}
     for pooling, expected_D in expected.items():
         vectors_NxD = trained.embed(TEXTS, pooling=pooling)
         assert vectors_NxD.dtype == np.float32 and np.isfinite(vectors_NxD).all()
