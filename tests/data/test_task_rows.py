@@ -127,7 +127,7 @@ def test_a_word_longer_than_a_row_loses_its_end(tokenizer):
 @pytest.mark.parametrize("stride", [1, 3, 100])
 def test_windows_cover_the_context_and_tell_the_answer(tokenizer, stride):
     context = "the house was seen by a very old friend of hers"
-    start, end = context.index("very"), context.index("old") + 3
+    start, stop = context.index("very"), context.index("old") + 3
     example = Example("here", ("a", context), (Answer(start, "very old"),))
     rows = lay("spans", [example], tokenizer, 24, stride=stride)
     columns, covered = rows.columns, np.zeros(len(context), bool)
@@ -142,9 +142,9 @@ def test_windows_cover_the_context_and_tell_the_answer(tokenizer, stride):
             text = context[found[first, 0] : found[last, 1]]
             assert text.strip() == "very old"
         else:  # some of the answer is not in the window
-            inside = (found[:, 0] < end) & (found[:, 1] > start)
+            inside = (found[:, 0] < stop) & (found[:, 1] > start)
             pieces = tokenizer.encode_with_offsets([context])[0][1]
-            all_ = (pieces[:, 0] < end) & (pieces[:, 1] > start)
+            all_ = (pieces[:, 0] < stop) & (pieces[:, 1] > start)
             assert inside.sum() < all_.sum()
     assert answers >= 1
     assert covered[[i for i, c in enumerate(context) if c != " "]].all()

@@ -90,7 +90,6 @@ def make_config(folder, records, *, test=None, **changes):
         "task.test": test and write(folder / "test.jsonl", test),
         "seeds": (0,),
         "learning_rates": (1e-2,),
-        "task.row_length": 16,
         "batch_size": 8,
         "dropout": 0.0,
         "num_epochs": 12,
@@ -118,7 +117,7 @@ def sentences(number, seed=0):
     random = np.random.default_rng(seed)
     found = []
     for n in range(number):
-        words = list(random.choice(REST, random.integers(3, 9)))
+        words = list(random.choice(REST, random.integers(3, 7)))
         place = random.integers(len(words))
         words[place] = str(random.choice((BAD, GOOD)[n % 2]))
         found.append((words, bool(n % 2)))

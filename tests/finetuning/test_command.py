@@ -10,9 +10,11 @@ import sys
 
 import pytest
 
-from mlm_jax import checkpoint
+from configs.finetune import base
+from mlm_jax import checkpoint, trained
+from mlm_jax.data import examples, task_files
 from mlm_jax.errors import InputError
-from mlm_jax.finetuning import record, table
+from mlm_jax.finetuning import problem, record, settings, table
 from tests.finetuning import helpers
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -130,9 +132,6 @@ REFUSED = [
 @pytest.mark.parametrize("fields, message", REFUSED, ids=[str(f) for f, _ in REFUSED])
 def test_a_wrong_config_is_refused_in_a_line(data, tmp_path, fields, message):
     """What the command prints for an InputError is `test_wrong_input_exits_2`."""
-    from configs.finetune import base
-    from mlm_jax.finetuning import problem, settings
-
     c = base.get_config().copy_and_resolve_references()
     values = {"task.train": str(data / "train.jsonl")}
     values |= {"task.validation": str(data / "train.jsonl")} | fields
@@ -164,9 +163,6 @@ BAD_FILES = {
 
 @pytest.mark.parametrize("name", BAD_FILES)
 def test_a_bad_file_is_refused_by_line(tmp_path, name):
-    from configs.finetune import base
-    from mlm_jax.finetuning import problem
-
     text, message = BAD_FILES[name]
     path = tmp_path / name
     path.write_text(text)
@@ -189,10 +185,8 @@ def test_wrong_input_exits_2(finetune, data, tmp_path):
 def test_b82_labels_are_stored_by_name_and_order_does_not_matter(data, tmp_path):
     """Examples in another order, with the names given otherwise: the same ids; and the
     stored order, whatever it is, is the one that counts."""
-    from mlm_jax import trained
-    from mlm_jax.finetuning import problem
-
-    records = [json.loads(line) for line in (data / "train.jsonl").open()]
+    lines = (data / "train.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
     shuffled = random.Random(0).sample(records, len(records))
     folders = [tmp_path / name for name in ("a", "b")]
     found = []
@@ -216,8 +210,6 @@ def test_b82_labels_are_stored_by_name_and_order_does_not_matter(data, tmp_path)
 
 
 def test_tsv_is_read_as_jsonl_is(data):
-    from mlm_jax.data import examples, task_files
-
     columns = examples.Columns("text", None, "label")
     found = [
         examples.read(

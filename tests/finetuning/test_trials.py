@@ -66,7 +66,7 @@ def broken(start, change):
         (lambda p: p.update(extra=np.zeros(3)), "extra is not expected; 1 of 20"),
         (
             lambda p: p.update(embed={"embedding": np.zeros((9, 16))}),
-            r"embed/embedding is \(9, 16\) and would be \(256, 16\); 1 of 19",
+            r"embed/embedding is \(9, 16\) and would be \(128, 16\); 1 of 19",
         ),
         (lambda p: p.clear(), "is missing; 19 of 19"),
     ],
