@@ -25,6 +25,8 @@ embed      turns texts into vectors
   python -m mlm_jax.embed --workdir=runs/tiny sentences.txt --output=vectors.npy
 show_masks shows what a corruption policy hides, as text or as a page
   python -m mlm_jax.show_masks --config=configs/tiny.py --html=masks.html
+walkthrough explains masked language modeling from nothing, in pictures
+  python -m mlm_jax.walkthrough --html=walkthrough.html
 mine_collocations  makes the list that PMI masking reads
   python -m mlm_jax.mine_collocations --config=configs/tiny.py --output=pmi.txt
 diff_ledgers  finds the first step at which two runs hid different tokens

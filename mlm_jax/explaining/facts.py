@@ -36,6 +36,7 @@ class Subject(Protocol):
     num_classes: int
     mask_frac: float
     random_frac: float
+    position: str  # how places are told apart, as the config has it
 
     def embed(self, tokens_T): ...  # float[T, D], before any context
     def states(self, tokens_BxT): ...  # float[B, T, D], after it
@@ -108,7 +109,7 @@ def _floats(x_K):
 
 
 def guesses_of_scores(names, scores):
-    """Returns the `Guesses` where the scores are given: by a table of ones and zeros."""
+    """Returns the `Guesses` of given scores: those of a table of ones and zeros."""
     scores_D = jnp.asarray(scores, jnp.float32)
     ids = range(len(names))
     return guesses(

@@ -3,82 +3,88 @@
 import math
 
 from mlm_jax import step
-from mlm_jax.corruption import replace
-from mlm_jax.corruption.replace import Action
+from mlm_jax.corruption.policy import make_corrupt
+from mlm_jax.corruption.replace import Action, replace
 from mlm_jax.experiment.page import Table
+from mlm_jax.explaining.facts import spell_all
 from mlm_jax.explaining.pictures import Bars, Box, Boxes, Curve, Flow, Strips, Whole
-from mlm_jax.explaining.steps import Step
+from mlm_jax.explaining.steps import SHOWN, Step
 from mlm_jax.explaining.words import number, percent, set_of, share
 from mlm_jax.loss import masked_cross_entropy
 from mlm_jax.loss_xla import score
-from mlm_jax.step import make_loss_fn
+
+CASES = {"close": "", "tie": "a tie: ", "runaway": "a runaway winner: "}
+SEEN = {
+    Action.MASK: "[MASK]",
+    Action.RANDOM: "a random word",
+    Action.KEEP: "the word itself",
+}
 
 
 def powers(story):
-    found = story.guesses
-    best = found.best
+    best = story.guesses.best
     top = max(guess.score for guess in best)
     points = [(guess.score, f"{guess.word} {number(guess.power)}") for guess in best]
     low = min(0.0, math.floor(min(guess.score for guess in best)))
     high = max(1.0, math.ceil(top))
+    curve = Curve(
+        math.exp, points, low, high, "score", "e to the score", math.exp(high)
+    )
+    rows = [
+        [g.word, number(g.score), number(g.power), number(math.exp(g.score - top))]
+        for g in best
+    ]
     return Step(
         "Every score becomes positive: e to the score",
         [
-            "Scores may be negative, and they do not add up to anything. So each is made "
-            "the power of a number, e = 2.718…: it is always above 0, grows with the "
-            "score, and one more in score makes it e times as large.",
+            "Scores may be negative, and they do not add up to anything. So the number "
+            "e = 2.718… is raised to each of them: the power is always above 0, grows "
+            "with the score, and one more in score makes it e times as large.",
             "The program first subtracts the largest score from all of them. That "
-            "divides all powers by the same number, so it changes none of the shares of "
-            "the next step, but keeps every power at 1 or below, where no computer "
+            "divides all powers by the same number, so it changes none of the shares "
+            "of the next step, but keeps every power at 1 or below, where nothing "
             "overflows.",
         ],
-        [("Each word's score across, and e to the score upwards.", Curve(
-            math.exp, points, low, high, "score", "e to the score", math.exp(high)))],
+        [("Each word's score across, and e to the score upwards.", curve)],
         [score],
-        tables=[Table(
-            ["word", "score", "e to the score", "largest subtracted"],
-            [[g.word, number(g.score), number(g.power),
-              number(math.exp(g.score - top))] for g in best],
-        )],
+        table=Table(["word", "score", "e to the score", "largest subtracted"], rows),
         formula=f"e^{number(best[0].score)} = {number(best[0].power)}",
-    )  # fmt: skip
+    )
 
 
 def shares(story):
-    found = story.guesses
-    best = found.best
+    found, best = story.guesses, story.guesses.best
     others = found.num_classes - len(best)
     parts = [(g.word, math.exp(-g.loss), share(g.loss)) for g in best]
     rows = [[g.word, number(g.power), share(g.loss)] for g in best]
+    entries = "words" if story.subject.is_example else "entries of the vocabulary"
     if others:
-        parts.append((f"{others:,} others", found.rest, number(found.rest)))
-        rest = found.total - sum(g.power for g in best)
-        rows.append([f"{others:,} others", number(rest), number(found.rest)])
+        name, rest = f"{others:,} others", found.total - sum(g.power for g in best)
+        parts.append((name, found.rest, number(found.rest)))
+        rows.append([name, number(rest), number(found.rest)])
     rows.append(["all", number(found.total), "1"])
     return Step(
         "Divided by the sum: shares that add up to 1",
         [
-            "Each power is divided by the sum of all of them. What comes out are shares "
-            f"of one whole: the {found.num_classes:,} words share it out among them, and "
-            "what one gains others lose. They are the model's probabilities. Both steps "
-            "together are called softmax.",
+            "Each power is divided by the sum of all of them. What comes out are "
+            f"shares of one whole: the {found.num_classes:,} {entries} share it out "
+            "among them, and what one gains others lose. They are the model's "
+            "probabilities. Both steps together are called softmax.",
         ],
         [("The whole, shared out.", Whole([("", parts)]))],
         [masked_cross_entropy],
-        tables=[Table(["word", "e to the score", "share p"], rows)],
+        table=Table(["word", "e to the score", "share p"], rows),
         formula=f"p({best[0].word}) = {number(best[0].power)} / {number(found.total)} "
         f"= {share(best[0].loss)}",
     )
 
 
 def extremes(story):
-    titles = {
-        "close": "scores 2, 1, 0",
-        "tie": "a tie: scores 0, 0, 0",
-        "runaway": "a runaway winner: scores 10, 1, 0",
-    }
     rows = [
-        (titles[name], [(g.word, math.exp(-g.loss), share(g.loss)) for g in found.best])
+        (
+            f"{CASES[name]}scores {', '.join(number(g.score) for g in found.best)}",
+            [(g.word, math.exp(-g.loss), share(g.loss)) for g in found.best],
+        )
         for name, found in story.worked.items()
     ]
     tie, far = story.worked["tie"].best[0], story.worked["runaway"].best[0]
@@ -86,11 +92,12 @@ def extremes(story):
         "The tie and the runaway winner",
         [
             "Two cases show what such shares can do, for three words. Where all scores "
-            f"are equal, whatever they are, each word has an equal share: {share(tie.loss)}, "
-            "a third. Scores say nothing alone; only their differences count.",
-            f"Where one is far ahead, it has nearly everything: {share(far.loss)}. Nearly, "
-            "and never all of it: the other powers are above 0, so no share is ever "
-            "exactly 1, nor exactly 0. A model can always still be surprised.",
+            "are equal, whatever they are, each word has an equal share: "
+            f"1/{story.worked['tie'].num_classes}, or {share(tie.loss)}. "
+            "Scores say nothing alone; only their differences count.",
+            f"Where one is far ahead, it has nearly everything: {share(far.loss)}. "
+            "Nearly, and never all of it: the other powers are above 0, so no share is "
+            "ever exactly 1, nor exactly 0. A model can always still be surprised.",
         ],
         [("Three words, three sets of scores.", Whole(rows))],
         [masked_cross_entropy],
@@ -98,188 +105,208 @@ def extremes(story):
 
 
 def surprise(story):
-    found = story.guesses
-    best = found.best
-    truth = story.truth
+    best, truth = story.guesses.best, story.truth
     points = [(math.exp(-g.loss), f"{g.word} {number(g.loss)}") for g in best]
-    top = math.ceil(max(4.0, *(g.loss for g in best)) + 0.2)
-    known = (
-        f"The hidden word was {truth.word}."
-        if story.subject.is_example
-        else "What the hidden word was, only who wrote the text knows. The table has "
-        f"the loss for each answer; below, the first guess, {truth.word}, stands in for "
-        "the truth, so that the loss there is the least that it could be."
-    )
+    top = float(math.ceil(max(4.0, *(g.loss for g in best)) + 0.2))
+    if story.subject.is_example:
+        known = f"The hidden word was {truth.word}."
+    else:
+        known = (
+            "What the hidden word was, only who wrote the text knows. The table has "
+            "the loss for each answer; from here on the first guess, "
+            f"{truth.word}, stands in for the truth, whose loss is the least of all."
+        )
     tie = story.worked["tie"].best[0]
     return Step(
         "The loss: minus log p of the true word",
         [
             "Now the word is uncovered. Only one share counts: the one that the model "
-            "had given to the true word. The loss is minus its natural logarithm. It is "
-            "near 0 where the true word had nearly the whole, grows without end as its "
-            "share goes to 0, and is what one may call surprise. Sharing out evenly "
-            f"among three words loses {number(tie.loss)}, whatever the truth.",
+            "had given to the true word. The loss is minus its natural logarithm. It "
+            "is near 0 where the true word had nearly the whole, grows without end as "
+            "its share goes to 0, and is what one may call surprise. Sharing out "
+            f"evenly among three words loses {number(tie.loss)}, whatever the truth.",
             known,
-            "Why the logarithm? Probabilities of independent guesses multiply, and so "
-            "their logarithms add: the loss of a whole text is the sum of its parts.",
+            "Why the logarithm? Hidden words are guessed independently of each other, "
+            "so that the probability of all truths together is the product of their "
+            "shares. The logarithm makes a sum of it, one part for each hidden word.",
         ],
-        [("The share of the true word across, the loss upwards.", Curve(
-            lambda p: -math.log(max(p, 1e-12)), points, 0.0, 1.0, "p of the true word",
-            "loss", float(top)))],
+        [
+            (
+                "The share of the true word across, the loss upwards.",
+                Curve(_loss, points, 0.0, 1.0, "p of the true word", "loss", top),
+            )
+        ],
         [masked_cross_entropy],
-        tables=[Table(
+        table=Table(
             ["if the truth is", "its share p", "loss −log p"],
             [[g.word, share(g.loss), number(g.loss)] for g in best],
-        )],
+        ),
         formula=f"−log {share(truth.loss)} = {number(truth.loss)}",
-    )  # fmt: skip
+    )
+
+
+def _loss(p):
+    return -math.log(p) if p > 0 else math.inf
 
 
 def average(story):
     draws = story.draws
     first, last = draws[0], draws[-1]
-    rows = [[str(len(d.losses)), number(d.total), number(d.mean)] for d in draws]
-    total = first.total + last.total
-    count = len(first.losses) + len(last.losses)
+    sizes = [len(d.losses) for d in draws]
+    total, count = first.total + last.total, sizes[0] + sizes[-1]
     of_means = (first.mean + last.mean) / 2
-    what = (
-        "Take the three cases of step 8 as three hidden places, the true word the first."
-        if story.subject.is_example
-        else "Here words of this text itself were hidden by random numbers, few and "
-        "many, and the model had to guess them. The sets are nested: what is hidden "
-        "once stays hidden."
-    )
+    figures = [number(x) for x in last.losses]
+    if story.subject.is_example:
+        which = (
+            "Take the three cases of step 8 as three hidden places, where mat is true."
+        )
+    else:
+        which = (
+            "Here words of this text itself were hidden by random numbers, few and "
+            "many, each set a part of the next, and the model guessed them."
+        )
+    added = " + ".join(figures) if len(figures) <= 6 else number(last.total)
+    added = f"({added})" if len(figures) <= 6 else added
+    totals, means = [d.total for d in draws], [d.mean for d in draws]
     return Step(
         "Many hidden words, one number: the mean",
         [
             "A row has many hidden words, and a step of training many rows. The "
-            f"objective is the mean of all their losses. {what}",
-            "Why not the sum? It grows with the number of hidden words, as if guessing "
-            "were worse where more is asked. The mean can be compared between few and "
-            "many, between long and short texts, and between one set of masks and "
-            "another.",
+            f"objective is the mean of all their losses. {which}",
+            "Why not the sum? It grows with every hidden word, however well guessed. "
+            "Long texts would look worse than short ones, and steps with many hidden "
+            "words would push harder. The mean is the loss of one guess, however many "
+            "there are. (It still rises where so much is hidden that less "
+            "is left to guess from: models are compared with the same share hidden.)",
             "And it is one mean: all losses added, divided once by their number. To "
-            f"average the means of a row with {len(first.losses)} and of a row with "
-            f"{len(last.losses)} hidden words would give {number(of_means)} instead of "
-            f"{number(total / count)}, and let each word of the shorter row count more.",
+            f"average the means of a row with {sizes[0]} and of a row with {sizes[-1]} "
+            f"hidden words would give {number(of_means)} instead of "
+            f"{number(total / count)}, and count each word of the first for more.",
         ],
         [
-            ("The loss at each hidden place of the last row of the table.", Bars(
-                last.words, last.losses, [number(x) for x in last.losses])),
-            ("The sum grows with what is asked; the mean stays comparable.", Bars(
-                [f"{kind} of {len(d.losses)}" for kind in ("sum", "mean") for d in draws],
-                [d.total for d in draws] + [d.mean for d in draws],
-                [number(d.total) for d in draws] + [number(d.mean) for d in draws],
-            )),
+            (
+                f"The loss at each of {sizes[-1]} hidden places.",
+                Bars(last.words, last.losses, figures),
+            ),
+            (
+                "The sum grows with every hidden word; the mean is that of one guess.",
+                Bars(
+                    [f"{kind} of {n}" for kind in ("sum", "mean") for n in sizes],
+                    totals + means,
+                    [number(x) for x in totals + means],
+                ),
+            ),
         ],
-        [masked_cross_entropy, make_loss_fn],
-        tables=[Table(["hidden words", "sum of losses", "mean"], rows)],
-        formula=f"({' + '.join(map(number, last.losses))}) / {len(last.losses)} = "
-        f"{number(last.mean)}" if len(last.losses) <= 6 else
-        f"{number(last.total)} / {len(last.losses)} = {number(last.mean)}",
-    )  # fmt: skip
-
-
-NAMES = {
-    Action.MASK: "[MASK] stands there",
-    Action.RANDOM: "a random word stands there",
-    Action.KEEP: "the word itself stands there",
-}
+        [masked_cross_entropy, step.make_loss_fn],
+        table=Table(
+            ["hidden words", "sum of losses", "mean"],
+            [
+                [str(n), number(a), number(b)]
+                for n, a, b in zip(sizes, totals, means, strict=True)
+            ],
+        ),
+        formula=f"{added} / {sizes[-1]} = {number(last.mean)}",
+    )
 
 
 def corruption(story):
-    subject, place = story.subject, story.place
-    total = sum(story.counts.values())
-    asked = {
-        Action.MASK: subject.mask_frac,
-        Action.RANDOM: subject.random_frac,
-        Action.KEEP: 1 - subject.mask_frac - subject.random_frac,
-    }
-    from mlm_jax.explaining.facts import spell_all
-
-    kinds = {Action.MASK: "hidden", Action.RANDOM: "changed", Action.KEEP: "changed"}
-    rows = [
+    subject, place, counts = story.subject, story.place, story.counts
+    total = sum(counts.values())
+    kept = 1 - subject.mask_frac - subject.random_frac
+    fractions = (subject.mask_frac, subject.random_frac, kept)
+    asked = dict(zip(SEEN, fractions, strict=True))
+    rows = []
+    for case in story.cases:
+        kind = "hidden" if case.action == Action.MASK else "changed"
+        row = [Box(word) for word in spell_all(subject.tokenizer, case.inputs_T)]
+        row[place] = Box(row[place].word, f"target {case.target}", kind)
+        rows.append(row)
+    table = [
         [
-            Box(word, f"target {case.target}" if i == place else "",
-                kinds[case.action] if i == place else "")
-            for i, word in enumerate(spell_all(subject.tokenizer, case.inputs_T))
+            SEEN[case.action],
+            percent(asked[case.action]),
+            percent(counts[case.action] / total),
+            case.target,
+            number(case.loss),
         ]
         for case in story.cases
-    ]  # fmt: skip
-    table = Table(
-        ["what the model sees", "asked for", "counted", "target", "loss"],
-        [
-            [NAMES[case.action], percent(asked[case.action]),
-             percent(story.counts[case.action] / total), case.target,
-             number(case.loss)]
-            for case in story.cases
-        ],
-    )  # fmt: skip
-    split = " / ".join(f"{100 * part:.3g}" for part in asked.values())
+    ]
     return Step(
-        f"What stands at a hidden place: {split}",
+        "What stands at a hidden place: "
+        + " / ".join(f"{100 * part:.3g}" for part in fractions),
         [
-            "Whoever uses the model later shows it texts without any [MASK]. If it had "
-            "to guess at [MASK]s only, it could do nothing at all with the other words. "
-            "So of the chosen places only most get [MASK]; some get a random word, and "
-            "some keep their own. The model is not told which is which, so it has to "
-            "form an opinion about every word that it sees.",
-            "What never changes is the target: whatever stands there, the loss is taken "
-            "against the word that was in the text. All three kinds belong to M and "
-            "count alike.",
-            f"Of {total:,} places that were drawn, "
-            + ", ".join(f"{n:,}" for n in story.counts.values())
-            + " got [MASK], a random word, and their own. The random word is drawn from "
-            "all ordinary entries of the vocabulary, and now and then is the word "
+            "Whoever uses the model later often shows it texts without any [MASK]. A "
+            "model that is only ever asked about [MASK]s need not know anything about "
+            "the words that it sees. So a chosen place does not always get [MASK]: it "
+            "may get a random word, or keep its own. The model is not told which words "
+            "were chosen, so any word that it sees may be asked for.",
+            "What never changes is the target: whatever stands there, the loss is "
+            "taken against the word that was in the text. All three kinds belong to M "
+            "and count alike.",
+            f"Of {total:,} places that were drawn for this page, "
+            f"{counts[Action.MASK]:,} got [MASK], {counts[Action.RANDOM]:,} a random "
+            f"word, and {counts[Action.KEEP]:,} their own. The random word is drawn "
+            "from all ordinary entries of the vocabulary, and now and then is the word "
             "itself.",
         ],
-        [("The same place, three ways.", Boxes(
-            rows, [NAMES[case.action] for case in story.cases]))],
-        [replace.replace, policy_of()],
-        tables=[table],
-    )  # fmt: skip
-
-
-def policy_of():
-    from mlm_jax.corruption.policy import make_corrupt
-
-    return make_corrupt
+        [
+            (
+                "The same place, three ways.",
+                Boxes(
+                    rows, [f"{SEEN[case.action]} stands there" for case in story.cases]
+                ),
+            )
+        ],
+        [replace, make_corrupt],
+        table=Table(["it sees", "asked for", "counted", "target", "loss"], table),
+    )
 
 
 def summary(story):
-    best = story.guesses.best
+    best, last = story.guesses.best, story.draws[-1]
     names = [guess.word for guess in best]
     row = [
         Box(word, "", "hidden" if i in story.places else "")
         for i, word in enumerate(story.words)
     ]
-    last = story.draws[-1]
     stages = [
         ("Hide some words", Boxes([row])),
-        ("Context makes the vector at the hidden place",
-         Strips(["vector"], [story.guesses.hidden_D])),
-        ("Its dot products with the words' vectors are scores",
-         Bars(names, [g.score for g in best], [number(g.score) for g in best])),
-        ("e to the score, divided by the sum: probabilities",
-         Bars(names, [math.exp(-g.loss) for g in best], [share(g.loss) for g in best])),
-        (f"Minus log of the true word's ({story.truth.word})",
-         Bars(["loss"], [story.truth.loss], [number(story.truth.loss)], 0)),
-        (f"The mean over all hidden words ({len(last.losses)} in step 10)",
-         Bars(["mean loss"], [last.mean], [number(last.mean)], 0)),
-    ]  # fmt: skip
+        (
+            "Context makes the vector at the hidden place",
+            Strips(["vector"], [story.guesses.hidden_D], SHOWN),
+        ),
+        (
+            "Its dot products with the words' vectors are scores",
+            Bars(names, [g.score for g in best], [number(g.score) for g in best]),
+        ),
+        (
+            "e to the score, divided by the sum: probabilities",
+            Bars(
+                names, [math.exp(-g.loss) for g in best], [share(g.loss) for g in best]
+            ),
+        ),
+        (
+            f"Minus log of the share of the truth, {story.truth.word}",
+            Bars(["loss"], [story.truth.loss], [number(story.truth.loss)], 0),
+        ),
+        (
+            f"The mean over hidden words: here the {len(last.losses)} of step 10",
+            Bars(["mean loss"], [last.mean], [number(last.mean)], 0),
+        ),
+    ]
     return Step(
         "All of it in one picture",
         [
-            "Hide words; guess each from its context; lose the more, the less the truth "
-            "was expected; average. Training repeats this, and after each batch changes "
-            "every number of the model a little, in the direction in which the mean loss "
-            "falls. Nobody labels anything: the text is its own answer.",
+            "Hide words; guess each from its context; lose the more, the less the "
+            "truth was expected; average. Training repeats this, and after each batch "
+            "changes the numbers of the model a little, so that the mean loss falls. "
+            "Nobody labels anything: the text is its own answer.",
             "That is the whole objective. What a model has to know in order to guess "
             "well, grammar, meaning, facts, it has to learn on the way.",
         ],
         [("From the text to the loss.", Flow(stages))],
         [step.train_step],
-        formula=f"loss = (1 / |M|) Σ over i in M of −log p(true word at i),  "
+        formula="loss = (1 / |M|) Σ over i in M of −log p(true word at i),  "
         f"here M = {set_of(story.places)}",
     )
 

@@ -82,8 +82,9 @@ def _box_row(row, y):
             x, y = 1.0, y + height + 6
         fill, edge, ink = FILLS[box.kind]
         parts.append(
-            f'<rect x="{x:.1f}" y="{y + 1:.1f}" width="{wide:.1f}" height="{height - 2}"'
-            f' rx="6" fill="{fill}" stroke="{edge}" stroke-width="1.5"/>'
+            f'<rect x="{x:.1f}" y="{y + 1:.1f}" width="{wide:.1f}" '
+            f'height="{height - 2}" rx="6" fill="{fill}" stroke="{edge}" '
+            'stroke-width="1.5"/>'
         )
         parts.append(_text(x + wide / 2, y + 20, box.word, f"m b{ink}"))
         if box.below:
@@ -239,20 +240,21 @@ class Curve(NamedTuple):
             parts.append(_text(place(x, 0)[0], floor + 17, f"{x:g}", "m s"))
         for y in (0, self.top / 2, self.top):
             parts.append(_text(left - 6, place(0, y)[1] + 4, f"{y:.3g}", "e s"))
-        used = []
+        used, rises = [], y_K[-1] > y_K[0]
         for x, label in self.points:
             y = self.function(x)
             if not (self.low <= x <= self.high and y <= self.top):
                 continue
             a, b = place(x, y)
             parts.append(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4.5" fill="{ORANGE}"/>')
-            b -= 8
+            b -= 10
             while any(abs(b - other) < 15 and abs(a - at) < 90 for at, other in used):
                 b -= 15
             used.append((a, b))
-            is_right = a > WIDTH * 0.6
-            a += -8 if is_right else 9
-            parts.append(_text(a, b, _short(label, 18), "e" if is_right else ""))
+            # Off the curve, on its outer side, where there is room.
+            is_left = a > (150 if rises else 320)
+            a += -8 if is_left else 9
+            parts.append(_text(a, b, _short(label, 18), "e" if is_left else ""))
         return _picture(parts, floor + 42)
 
     def lines(self, width):
@@ -334,7 +336,8 @@ Drawing = Boxes | Strips | Bars | Whole | Curve | Arrows | Flow
 def _picture(parts, height):
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 400 {height:.1f}" '
-        f'width="400" height="{height:.1f}"><style>{STYLE}</style>{"".join(parts)}</svg>'
+        f'width="400" height="{height:.1f}"><style>{STYLE}</style>'
+        f"{''.join(parts)}</svg>"
     )
 
 

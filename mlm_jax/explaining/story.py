@@ -48,7 +48,7 @@ def gather(subject):
     if subject.is_example:
         contexts.insert(1, ("another text", subject.encode(subjects.OTHER)))
         losses = [found.best[0].loss for found in worked.values()]
-        names = [f"{name} {scores}" for name, scores in WORKED.items()]
+        names = [", ".join(map(str, scores)) for scores in WORKED.values()]
         draws = [Draw(names[:n], losses[:n]) for n in (1, 2, 3)]
     else:
         draws = facts.draw(subject, RATES)

@@ -38,6 +38,7 @@ class Example:
 
     source = "an example of three words, whose vectors were chosen by hand"
     is_example = True
+    position = "none"  # the order of the words makes no difference
     mask_frac, random_frac = 0.8, 0.1  # Devlin et al. 2019
 
     def __init__(self):
@@ -109,18 +110,14 @@ class Run:
         self.num_classes = self.tokenizer.vocab_size
         self.mask_frac = trained.config.corruption.mask_frac
         self.random_frac = trained.config.corruption.random_frac
+        self.position = trained.config.model.position
         self._top = min(top, self.num_classes)
         trained.fill_mask(text, top=self._top)  # refuses what cannot be filled
         encoded = self.tokenizer.encode_with_masks(text)
         self.tokens_T = trained.reader.frame(encoded.tokens)
         self.truth_T = self.tokens_T.copy()
         for place in np.flatnonzero(self.tokens_T == self.tokenizer.special.mask):
-            self.truth_T[place] = self._ordinary(place)
-
-    def _ordinary(self, place):
-        """Returns the best guess that is no special token."""
-        ids_K = self._best(self.tokens_T, place, len(self.tokenizer.special) + 1)
-        return next(id_ for id_ in ids_K if not self.tokenizer.is_special[id_])
+            self.truth_T[place] = self.best(self.tokens_T, place)[0]
 
     def embed(self, tokens_T):
         _, table_VxD, _ = self.hidden(tokens_T[None], np.zeros((1, 1), np.int32))
@@ -151,12 +148,13 @@ class Run:
         return jax.jit(lambda params, *rows: model.apply({"params": params}, *rows))
 
     def best(self, tokens_T, place):
-        return self._best(tokens_T, place, self._top)
-
-    def _best(self, tokens_T, place, k):
+        """Without special tokens, which are never the truth."""
         rows = Rows([tokens_T], np.array([place]), np.array([Pieces.ANY]))
-        ids_1xK, _ = self._trained.reader.best(rows, k)
-        return ids_1xK[0].tolist()
+        is_special_V = self.tokenizer.is_special
+        most = min(self._top + int(is_special_V.sum()), self.num_classes)
+        ids_1xK, _ = self._trained.reader.best(rows, most)
+        ordinary = [id_ for id_ in ids_1xK[0].tolist() if not is_special_V[id_]]
+        return ordinary[: self._top]
 
     def class_of(self, tokens):
         return np.asarray(tokens)

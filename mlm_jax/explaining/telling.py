@@ -36,9 +36,9 @@ def make_steps(story):
 def opening(story):
     """Returns the sentences above the steps."""
     lead = (
-        "How a computer learns words by hiding them from itself. Every number below was "
-        "computed when this was written, by the functions that train a model; each step "
-        "names them."
+        "How a computer learns words by hiding them from itself. The numbers below "
+        "were computed when this was written, by functions that train a model, and "
+        "rounded; each step names its functions."
     )
     return lead, f"The numbers are those of {story.subject.source}."
 
@@ -56,7 +56,8 @@ def to_html(story):
             name = f"step{number}-{i + 1}"
             pictures[name] = picture.svg().encode()
             blocks.append(Picture(name, caption))
-        blocks += step.tables
+        if step.table:
+            blocks.append(step.table)
         blocks.append(Text(_by(step), "by"))
         sections.append(Section(f"step{number}", f"{number}. {step.title}", blocks))
     return page.to_html(TITLE, sections, pictures, style=STYLE)
@@ -72,22 +73,25 @@ def to_text(story, *, color, width):
     for number, step in enumerate(make_steps(story), 1):
         lines += ["", bold(f"{number}. {step.title}")]
         for text in step.paragraphs:
-            lines += textwrap.wrap(text, width, initial_indent="  ",
-                                   subsequent_indent="  ")  # fmt: skip
+            lines += _indented(text, width)
         for caption, picture in step.pictures:
             if drawn := list(picture.lines(width - 4)):
-                lines += ["", *textwrap.wrap(f"  {caption}", width)]
+                lines += ["", *_indented(caption, width)]
                 lines += [f"    {line}" for line in drawn]
-        for table in step.tables:
-            lines += ["", *_table_lines(table)]
+        if step.table:
+            lines += ["", *_table_lines(step.table)]
         if step.formula:
             lines += ["", f"    {step.formula}"]
         lines += ["", f"  {_by(step)}"]
     return "\n".join(lines)
 
 
+def _indented(text, width):
+    return textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="  ")
+
+
 def _by(step):
-    return "done by " + ", ".join(map(name_of, step.functions))
+    return "in the code: " + ", ".join(map(name_of, step.functions))
 
 
 def _table_lines(table: Table):

@@ -30,7 +30,9 @@ def share(loss):
         return "1"
     p = math.exp(-loss)
     if p < 0.5:
-        return f"{p:.3f}" if p >= 0.0005 else number(p)
+        if p >= 0.01:
+            return f"{p:.3f}"
+        return f"{p:.{2 - math.floor(math.log10(p))}f}" if p >= 1e-9 else number(p)
     lacks = Decimal(-math.expm1(-loss))
     if lacks < Decimal(10) ** -MANY:
         return f"1 − {number(float(lacks))}"
@@ -41,6 +43,11 @@ def share(loss):
         if rounded < 1:
             return str(rounded)
         decimals += 1
+
+
+def added(x):
+    """Returns `x` as what follows a sum."""
+    return f"− {number(-x)}" if x < 0 else f"+ {number(x)}"
 
 
 def percent(part):
