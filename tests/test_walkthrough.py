@@ -228,7 +228,7 @@ class Reader(html.parser.HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if self.open[-1] != "style":
+        if self.open[-1:] != ["style"]:
             self.texts.append(data)
 
 
