@@ -29,8 +29,8 @@ from mlm_jax.interop import families, files, tensors
 
 FROM = flags.DEFINE_string("from", None, "Folder with the files of the checkpoint.")
 WORKDIR = command.define_workdir("to be made")
-ROW_LENGTH = flags.DEFINE_integer(
-    "row_length", None, "Tokens in a row; by default all positions, up to 512."
+TOKENS_PER_ROW = flags.DEFINE_integer(
+    "tokens_per_row", None, "By default all positions, up to 512."
 )
 LOWERCASE = flags.DEFINE_boolean(
     "lowercase", None, "Whether case is lost, for a vocab.txt that does not say so."
@@ -244,7 +244,7 @@ def main(arguments):
     run(
         FROM.value,
         WORKDIR.value,
-        row_length=ROW_LENGTH.value,
+        row_length=TOKENS_PER_ROW.value,
         lowercase=LOWERCASE.value,
         without_head=WITHOUT_HEAD.value,
         ignored=IGNORE.value,
