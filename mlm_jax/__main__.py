@@ -18,6 +18,9 @@ score      scores texts by their pseudo-log-likelihood
   python -m mlm_jax.score --workdir=runs/tiny sentences.txt --output=scores.jsonl
 judge_pairs judges minimal pairs, such as BLiMP's
   python -m mlm_jax.judge_pairs --workdir=runs/tiny bundled:agreement
+finetune   trains an encoder on a task: labels, numbers, tags, answers
+  python -m mlm_jax.finetune --config=configs/finetune/glue.py:sst2 \\
+      --from=runs/bert_base --workdir=runs/sst2
 embed      turns texts into vectors
   python -m mlm_jax.embed --workdir=runs/tiny sentences.txt --output=vectors.npy
 show_masks shows what a corruption policy hides, as text or as a page
@@ -28,6 +31,10 @@ mine_collocations  makes the list that PMI masking reads
   python -m mlm_jax.mine_collocations --config=configs/tiny.py --output=pmi.txt
 diff_ledgers  finds the first step at which two runs hid different tokens
   python -m mlm_jax.diff_ledgers runs/a runs/b
+import_hf  makes a run of a Hugging Face checkpoint
+  python -m mlm_jax.import_hf --from=downloads/bert-base-uncased --workdir=runs/bert
+export_hf  writes a run as a Hugging Face checkpoint
+  python -m mlm_jax.export_hf --workdir=runs/bert --to=exported/bert
 check      verifies a run's checkpoints, rows and logs
   python -m mlm_jax.check --workdir=runs/tiny
 plan       tells what a step needs on a machine that is not there

@@ -112,7 +112,7 @@ def _exit(error):
     raise SystemExit(error.exit_code)
 
 
-def _parse(argv, needs_workdir):
+def _parse(argv, needs_workdir=True):
     """Parses the flags; whatever is wrong with them is an InputError of one line."""
     if "config" in flags.FLAGS and not _asks_for_help(argv):
         _check_overrides(argv)

@@ -45,7 +45,7 @@ def make_report(c, *, split, num_rows, draws, progress):
     """Returns the `Report` on the first `draws` visits of rows, `num_rows` of them
     shown."""
     config.check(c)
-    store = rows.prepare(c.data, c.tokenizer)
+    store = rows.prepare(c.data, config.tokenizer_of(c))
     hparams = settings.hparams(c.corruption)
     tally = Tally()
     shown: list[Row] = []

@@ -53,9 +53,15 @@ def log_p_NxV(reader, tokens_NxT, place):
     position_NxT = np.broadcast_to(np.arange(tokens_NxT.shape[1]), tokens_NxT.shape)
     predict_Nx1 = np.full((len(tokens_NxT), 1), place, np.int32)
     rows = tokens_NxT, np.ones_like(tokens_NxT), position_NxT, predict_Nx1
-    found = jax.jit(reader.model.apply)({"params": reader.params}, *rows)
+    found = _apply(reader.model)({"params": reader.params}, *rows)
     hidden, table_VxD, bias_V = (np.asarray(x, np.float64) for x in found)
     logits_NxV = hidden[:, 0] @ table_VxD.T + bias_V[None]
     logits_NxV = logits_NxV[:, : reader.tokenizer.vocab_size]
     logits_NxV -= logits_NxV.max(1, keepdims=True)
     return logits_NxV - np.log(np.exp(logits_NxV).sum(1, keepdims=True))
+
+
+@functools.cache
+def _apply(model):
+    """One compiled function a model: a bound method is a new one each time."""
+    return jax.jit(model.apply)

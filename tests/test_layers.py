@@ -26,6 +26,13 @@ FORBIDDEN = {
     "metrics": {"jax", "flax", "optax", "orbax"},
     "experiment": {"jax", "flax", "optax", "orbax", "absl", "mlm_jax.train"},
     "report": {"jax", "flax", "optax", "orbax", "mlm_jax.train"},
+    "rules": {"jax", "flax", "optax", "orbax", "mlm_jax.config", "mlm_jax.data"},
+    "interop": {"jax", "flax", "optax", "orbax", "mlm_jax.config", "mlm_jax.data"},
+    "finetuning": {"orbax", "absl", "mlm_jax.train", "mlm_jax.finetune"},
+    "finetuning/settings": {"jax", "flax", "optax"},
+    "finetuning/scores": {"jax", "flax", "optax", "mlm_jax"},
+    "finetuning/problem": {"jax", "flax", "optax", "mlm_jax.model"},
+    "finetuning/table": {"jax", "flax", "optax", "mlm_jax"},
     "tasks": {"orbax", "mlm_jax.config", "mlm_jax.checkpoint", "mlm_jax.train"},
 }
 # The one door to each library that could leak everywhere.
@@ -34,9 +41,12 @@ ONLY_IN = {
     "orbax": {"checkpoint"},
     "tensorflow_datasets": {"data"},
     "tokenizers": {"data"},
+    "safetensors": {"interop"},
     "apache_beam": {"data"},
     "submitit": {"slurm"},
     "matplotlib": {"experiment"},
+    "sklearn": {"finetuning"},
+    "seqeval": {"finetuning"},
 }
 MAX_LINES = 400
 

@@ -228,7 +228,7 @@ class Reader(html.parser.HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if self.open[-1] != "style":
+        if self.open[-1:] != ["style"]:
             self.texts.append(data)
 
 
@@ -355,7 +355,7 @@ def run(*arguments):
     return subprocess.run(
         [sys.executable, "-m", "mlm_jax.walkthrough", *arguments],
         cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "COLUMNS": "88"},
         capture_output=True,
         text=True,
         timeout=500,

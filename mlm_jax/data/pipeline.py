@@ -148,7 +148,7 @@ class TrainBatches:
         self._orders[source] = {
             epoch: known[epoch]
             if epoch in known
-            else _permutation(size, self._seed, epoch, source)
+            else permutation(size, self._seed, epoch, source)
             for epoch in epochs
         }
         return self._orders[source]
@@ -198,7 +198,7 @@ def eval_batches(
       pad_id: the token of padding.
       seed: of the order.
     """
-    order = _permutation(len(rows), seed, 0)
+    order = permutation(len(rows), seed, 0)
     return EvalBatches(rows, order[: num_rows or None], batch_size, pad_id)
 
 
@@ -221,7 +221,7 @@ def prefetch(batches, start: int, stop: int, depth: int = 4) -> Iterator[Batch]:
             thread.shutdown(cancel_futures=True)
 
 
-def _permutation(num_rows: int, seed: int, epoch: int, source: int = 0) -> np.ndarray:
+def permutation(num_rows: int, seed: int, epoch: int, source: int = 0) -> np.ndarray:
     key, counter = np.array([seed, epoch], np.uint64), [0, 0, 0, source]
     bits = np.random.Philox(key=key, counter=np.array(counter, np.uint64))
     return np.random.Generator(bits).permutation(num_rows)

@@ -7,7 +7,16 @@ from mlm_jax.corruption.policy import make_corrupt
 from mlm_jax.corruption.replace import Action, replace
 from mlm_jax.experiment.page import Table
 from mlm_jax.explaining.facts import spell_all
-from mlm_jax.explaining.pictures import Bars, Box, Boxes, Curve, Flow, Strips, Whole
+from mlm_jax.explaining.pictures import (
+    Bars,
+    Box,
+    Boxes,
+    Curve,
+    Drawing,
+    Flow,
+    Strips,
+    Whole,
+)
 from mlm_jax.explaining.steps import SHOWN, Step
 from mlm_jax.explaining.words import number, percent, set_of, share
 from mlm_jax.loss import masked_cross_entropy
@@ -269,7 +278,7 @@ def summary(story):
         Box(word, "", "hidden" if i in story.places else "")
         for i, word in enumerate(story.words)
     ]
-    stages = [
+    stages: list[tuple[str, Drawing]] = [
         ("Hide some words", Boxes([row])),
         (
             "Context makes the vector at the hidden place",

@@ -240,7 +240,8 @@ class Curve(NamedTuple):
             parts.append(_text(place(x, 0)[0], floor + 17, f"{x:g}", "m s"))
         for y in (0, self.top / 2, self.top):
             parts.append(_text(left - 6, place(0, y)[1] + 4, f"{y:.3g}", "e s"))
-        used, rises = [], y_K[-1] > y_K[0]
+        used: list = []
+        rises = y_K[-1] > y_K[0]
         for x, label in self.points:
             y = self.function(x)
             if not (self.low <= x <= self.high and y <= self.top):

@@ -123,8 +123,8 @@ def context(story):
     )
     rows = [_row_of(tokens_T, tokenizer) for _, tokens_T, _ in story.contexts]
     labels = [f"{name}: best guess {_best(found)}" for name, _, found in story.contexts]
-    functions: list[Callable] = [attend]
     if story.subject.is_example:
+        functions: list[Callable] = [attend]
         how = (
             "In this example attention is as simple as it can be: it looks at all "
             "words alike, so the new vector is the mean of all vectors of the text. A "
@@ -178,17 +178,16 @@ def scores(story):
     width = len(found.hidden_D)
     product_D = first.vector_D * found.hidden_D
     vectors_D = [found.hidden_D, *(guess.vector_D for guess in best)]
-    functions: list[Callable] = [score]
-    picture: Drawing
     if story.subject.is_example:
         last = "Here nothing more happens: the bias is 0."
+        functions: list[Callable] = [score]
         pairs = zip(found.hidden_D, first.vector_D, strict=True)
         sum_of = " + ".join(f"{number(a)} × {number(b)}" for a, b in pairs)
         caption = (
             "Vectors of two numbers can be drawn as arrows. One that points where the "
             "arrow of the hidden place does scores high, one at a right angle 0."
         )
-        picture = Arrows(["hidden place", *names], vectors_D)
+        picture: Drawing = Arrows(["hidden place", *names], vectors_D)
     else:
         last = (
             "Before that the vector of the hidden place goes through one more small "

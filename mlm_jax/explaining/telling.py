@@ -95,7 +95,8 @@ def _by(step):
 
 
 def _table_lines(table: Table):
-    rows = [[str(cell) for cell in row] for row in [table.header, *table.rows]]
+    body = [[str(cell) for cell in row] for row in table.rows]
+    rows = [table.header, *body]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *rest in rows:
         cells = [f"{c:>{w}}" for c, w in zip(rest, widths[1:], strict=True)]

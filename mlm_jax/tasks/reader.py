@@ -16,6 +16,7 @@ import numpy as np
 
 from mlm_jax import parallel
 from mlm_jax.errors import InputError
+from mlm_jax.model.pooling import POOLINGS
 from mlm_jax.step import make_predict_fn
 
 BATCH_TOKENS = 8192
@@ -230,30 +231,13 @@ class Reader:
 
 def fetched(results):
     """Yields results as arrays on the host, while the device makes the next ones."""
-    pending = deque()
+    pending: deque = deque()
     for result in results:
         pending.append(result)
         if len(pending) > AHEAD:
             yield jax.device_get(pending.popleft())
     while pending:
         yield jax.device_get(pending.popleft())
-
-
-def mean(x_BxLxD, segment_BxL):
-    """Over all tokens of the text, [CLS] and [SEP] included, as Sentence-BERT does
-    (Reimers & Gurevych 2019)."""
-    weight_BxL = (segment_BxL > 0).astype(jnp.float32)
-    total_BxD = jnp.einsum("bld,bl->bd", x_BxLxD, weight_BxL)
-    return total_BxD / jnp.maximum(weight_BxL.sum(1), 1)[:, None]
-
-
-def cls(x_BxLxD, segment_BxL):
-    """The state at [CLS]."""
-    del segment_BxL
-    return x_BxLxD[:, 0].astype(jnp.float32)
-
-
-POOLINGS = {"mean": mean, "cls": cls}
 
 
 def bucket(length, longest):

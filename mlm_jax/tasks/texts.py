@@ -16,7 +16,7 @@ def read_lines(paths):
     standard input. Raises InputError for what cannot be read, and if there is none."""
     names = [str(path) for path in paths] or ["the standard input"]
     found = [read_bytes(path) for path in paths] or [sys.stdin.buffer.read()]
-    lines = []
+    lines: list[str] = []
     for name, data in zip(names, found, strict=True):
         try:
             # Not str.splitlines: a form feed in a line does not end it.

@@ -1,0 +1,1 @@
+"""A trained encoder with a new head, trained on a task."""
