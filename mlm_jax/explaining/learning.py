@@ -52,11 +52,11 @@ def powers(story):
             "The program first subtracts the largest score from all of them. That "
             "divides all powers by the same number, so it changes none of the shares "
             "of the next step, but keeps every power at 1 or below, where nothing "
-            "overflows.",
+            "overflows: the last column of the table.",
         ],
         [("Each word's score across, and e to the score upwards.", curve)],
         [score],
-        table=Table(["word", "score", "e to the score", "largest subtracted"], rows),
+        table=Table(["word", "score", "power", "as computed"], rows),
         formula=f"e^{number(best[0].score)} = {number(best[0].power)}",
     )
 
@@ -82,7 +82,7 @@ def shares(story):
         ],
         [("The whole, shared out.", Whole([("", parts)]))],
         [masked_cross_entropy],
-        table=Table(["word", "e to the score", "share p"], rows),
+        table=Table(["word", "power", "share p"], rows),
         formula=f"p({best[0].word}) = {number(best[0].power)} / {number(found.total)} "
         f"= {share(best[0].loss)}",
     )

@@ -86,7 +86,8 @@ def _box_row(row, y):
             f'height="{height - 2}" rx="6" fill="{fill}" stroke="{edge}" '
             'stroke-width="1.5"/>'
         )
-        parts.append(_text(x + wide / 2, y + 20, box.word, f"m b{ink}"))
+        line = 20 if box.below else height / 2 + 5
+        parts.append(_text(x + wide / 2, y + line, box.word, f"m b{ink}"))
         if box.below:
             parts.append(_text(x + wide / 2, y + 38, box.below, f"m s{ink}"))
         x += wide + 6
@@ -94,7 +95,8 @@ def _box_row(row, y):
 
 
 class Strips(NamedTuple):
-    """Vectors, a row each: the first numbers as colours, and as figures if few."""
+    """Vectors, a row each: the first numbers as colours, and as figures if few. The
+    darkest colour is that of the row's largest number."""
 
     labels: list[str]
     vectors: list[np.ndarray]
@@ -102,11 +104,11 @@ class Strips(NamedTuple):
 
     def svg(self):
         shown = [np.asarray(v)[: self.most] for v in self.vectors]
-        top = max(max(np.abs(v).max() for v in shown), 1e-12)
+
         parts, left = [], 96
         size = (WIDTH - left) / max(map(len, shown))
         for i, (label, vector) in enumerate(zip(self.labels, shown, strict=True)):
-            y = 26 * i
+            y, top = 26 * i, max(np.abs(vector).max(), 1e-12)
             parts.append(_text(left - 8, y + 18, _short(label, 11), "e"))
             for k, x in enumerate(vector):
                 parts.append(
@@ -182,7 +184,7 @@ class Whole(NamedTuple):
             x = 0.0
             for i, (label, _, figure) in enumerate(shares):
                 label = f"{_short(label, 14)} {figure}"
-                wide = len(label) * 7.4 + 28
+                wide = len(label) * 8 + 30
                 if x and x + wide > WIDTH:
                     x, y = 0.0, y + 22
                 parts.append(
@@ -251,6 +253,8 @@ class Curve(NamedTuple):
             b -= 10
             while any(abs(b - other) < 15 and abs(a - at) < 90 for at, other in used):
                 b -= 15
+            if b < 26:
+                continue  # no room: the table has it
             used.append((a, b))
             # Off the curve, on its outer side, where there is room.
             is_left = a > (150 if rises else 320)

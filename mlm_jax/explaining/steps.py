@@ -94,7 +94,7 @@ def vectors(story):
         )
         caption = (
             f"The first {min(width, SHOWN)} of {width} numbers of each box: blue is "
-            "above 0, orange below."
+            "above 0, orange below, and the darkest the largest of its row."
         )
     return Step(
         "Each box gets a vector",
@@ -168,7 +168,7 @@ def _row_of(tokens_T, tokenizer):
 def _best(found):
     best = max(found.best, key=lambda guess: guess.score)
     ties = [g for g in found.best if np.isclose(g.score, best.score, atol=1e-6)]
-    names = ", ".join(guess.word for guess in ties)
+    names = ", ".join(f"“{guess.word}”" for guess in ties)
     return f"{names} ({share(best.loss)}{' each' * (len(ties) > 1)})"
 
 
@@ -187,7 +187,7 @@ def scores(story):
             "Vectors of two numbers can be drawn as arrows. One that points where the "
             "arrow of the hidden place does scores high, one at a right angle 0."
         )
-        picture: Drawing = Arrows(["hidden place", *names], vectors_D)
+        picture: Drawing = Arrows(["hidden", *names], vectors_D)
     else:
         last = (
             "Before that the vector of the hidden place goes through one more small "
@@ -200,7 +200,7 @@ def scores(story):
             f"The first {min(width, SHOWN)} of {width} pairs and their products; the "
             f"sum of all {width} products is {number(product_D.sum())}."
         )
-        labels = ["hidden place", first.word, "product"]
+        labels = ["hidden", first.word, "product"]
         picture = Strips(labels, [*vectors_D[:2], product_D], SHOWN)
     figures = [number(guess.score) for guess in best]
     rows = [
