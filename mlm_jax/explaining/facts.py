@@ -35,6 +35,7 @@ class Subject(Protocol):
     tokens_T: np.ndarray
     truth_T: np.ndarray
     num_classes: int
+    is_tied: bool  # whether the table that reads also answers
     mask_frac: float
     random_frac: float
     position: str  # how places are told apart, as the config has it

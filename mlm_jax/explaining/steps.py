@@ -202,6 +202,14 @@ def scores(story):
         )
         labels = ["hidden", first.word, "product"]
         picture = Strips(labels, [*vectors_D[:2], product_D], SHOWN)
+    table = (
+        "The vectors of the words come from a table of their own, not that of step 3."
+    )
+    if story.subject.is_tied:
+        table = (
+            "The vectors of the words are those of step 3: the table that reads also "
+        )
+        table += "answers."
     figures = [number(guess.score) for guess in best]
     rows = [
         [g.word, number(g.vector_D @ found.hidden_D), number(g.bias), number(g.score)]
@@ -215,8 +223,7 @@ def scores(story):
             "and all products added. That sum, the dot product, is large where both "
             "vectors are large in the same places with the same sign. It is the word's "
             "score.",
-            "The vectors of the words are those of step 3: the table that reads also "
-            f"answers. {last}",
+            f"{table} {last}",
         ],
         [
             (caption, picture),

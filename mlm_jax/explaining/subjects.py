@@ -51,6 +51,7 @@ class Example:
         is_mask_T = self.tokens_T == self.tokenizer.special.mask
         self.truth_T = np.where(is_mask_T, self._class_ids[0], self.tokens_T)
         self.num_classes = len(CLASSES)
+        self.is_tied = True
 
     def encode(self, text):
         return self.tokenizer.encode_with_masks(text).tokens
@@ -111,6 +112,7 @@ class Run:
         self.mask_frac = trained.config.corruption.mask_frac
         self.random_frac = trained.config.corruption.random_frac
         self.position = trained.config.model.position
+        self.is_tied = trained.model.tied
         self._top = min(top, self.num_classes)
         trained.fill_mask(text, top=self._top)  # refuses what cannot be filled
         encoded = self.tokenizer.encode_with_masks(text)
