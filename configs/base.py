@@ -12,6 +12,9 @@ def get_config():
     c = ml_collections.ConfigDict()
 
     c.seed = 0  # initial weights, order of rows, masks and dropout
+    # The workdir of a run whose weights this one begins with, instead of random ones.
+    # Its tokenizer is used too, and its `model` must be the same.
+    c.init_from = placeholder(str)
 
     c.data = ml_collections.ConfigDict()
     # bundled:austen, files:PATTERN, tfds:NAME[/CONFIG][:VERSION][#FEATURE], or some of
@@ -96,8 +99,30 @@ def get_config():
     c.model.width = 768
     c.model.num_heads = 12
     c.model.mlp_width = 3072
+    c.model.activation = "gelu"  # gelu (exact, BERT's), gelu_tanh, silu, relu
+    c.model.gated = False  # the MLP: GeGLU with gelu, SwiGLU with silu
+    c.model.bias = True  # of the dense layers; decoder_bias is that of the logits
+    c.model.norm = "layer_norm"  # layer_norm, rms_norm
     c.model.norm_position = "post"  # post (BERT), pre
+    c.model.norm_epsilon = 1e-12
+    c.model.norm_bias = True
+    # Whether the embeddings are normed; None: with post norms. With pre norms it
+    # replaces the first one, that of layer 0's attention (ModernBERT).
+    c.model.embed_norm = placeholder(bool)
+    c.model.token_types = 0  # rows that tell sentences apart (BERT: 2); 0 is no table
     c.model.position = "learned"  # learned (BERT), rotary
+    # The most tokens that positions are for, rows of the learned table; None:
+    # data.row_length.
+    c.model.max_length = placeholder(int)
+    c.model.rotary_base = 10_000.0
+    # One layer in so many, the first among them, attends to its whole segment, the
+    # others to `window` tokens on either side (ModernBERT: 3, and 64).
+    c.model.global_every = 1
+    c.model.window = 64
+    c.model.local_rotary_base = 10_000.0  # of those others
+    c.model.head = True  # False only for an encoder that was imported without one
+    c.model.tied = True  # whether the output matrix is the token embedding
+    c.model.decoder_bias = True
     c.model.dropout = 0.1  # of the embeddings and of what each sublayer adds
     c.model.attention_dropout = 0.1  # of the attention weights
     # Layers in a turn of the scan over layers: more run faster and compile slower.

@@ -25,10 +25,16 @@ embed      turns texts into vectors
   python -m mlm_jax.embed --workdir=runs/tiny sentences.txt --output=vectors.npy
 show_masks shows what a corruption policy hides, as text or as a page
   python -m mlm_jax.show_masks --config=configs/tiny.py --html=masks.html
+walkthrough explains masked language modeling from nothing, in pictures
+  python -m mlm_jax.walkthrough --html=walkthrough.html
 mine_collocations  makes the list that PMI masking reads
   python -m mlm_jax.mine_collocations --config=configs/tiny.py --output=pmi.txt
 diff_ledgers  finds the first step at which two runs hid different tokens
   python -m mlm_jax.diff_ledgers runs/a runs/b
+import_hf  makes a run of a Hugging Face checkpoint
+  python -m mlm_jax.import_hf --from=downloads/bert-base-uncased --workdir=runs/bert
+export_hf  writes a run as a Hugging Face checkpoint
+  python -m mlm_jax.export_hf --workdir=runs/bert --to=exported/bert
 check      verifies a run's checkpoints, rows and logs
   python -m mlm_jax.check --workdir=runs/tiny
 plan       tells what a step needs on a machine that is not there

@@ -18,6 +18,7 @@ from mlm_jax.data.tokenizer import Tokenizer
 from mlm_jax.errors import CheckpointError, DamageError, InputError
 
 WORKDIR = command.define_workdir("what to look at")
+NO_STEP = "none: no step was made, as in a run that was imported"
 
 
 def checkpoints(directory):
@@ -57,6 +58,8 @@ def row_store(directory, c):
 
 def metric_lines(directory, newest, every_steps):
     """A line a step and kind, in order, and as far as the newest checkpoint."""
+    if not newest and not (directory / "metrics.jsonl").exists():
+        return NO_STEP
     lines = metrics.read_json_lines(directory / "metrics.jsonl")
     steps = [line["step"] for line in lines]
     _check_order("metrics.jsonl", steps)
@@ -74,6 +77,8 @@ def metric_lines(directory, newest, every_steps):
 
 def ledger_lines(directory, newest):
     """Every step once, from the first, and as far as the newest checkpoint."""
+    if not newest and not (directory / "ledger.jsonl").exists():
+        return NO_STEP
     steps = [s["step"] for s in metrics.read_json_lines(directory / "ledger.jsonl")]
     _check_order("ledger.jsonl", steps)
     missing = set(range(1, max([newest, *steps]) + 1)) - set(steps)

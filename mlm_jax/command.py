@@ -4,6 +4,7 @@ import difflib
 import os
 import pathlib
 import re
+import shutil
 import sys
 
 from absl import app, flags, logging
@@ -40,6 +41,16 @@ def define_output(what):
     return define_once(flags.DEFINE_string, "output", None, what)
 
 
+def define_color():
+    what = "Colours; by default only on a terminal."
+    return define_once(flags.DEFINE_bool, "color", None, what)
+
+
+def define_html():
+    what = "File to write the same to, as a page."
+    return define_once(flags.DEFINE_string, "html", None, what)
+
+
 def define_once(define, name, *arguments, **settings):
     """For flags that several commands of one process may have."""
     if name in flags.FLAGS:
@@ -47,7 +58,26 @@ def define_once(define, name, *arguments, **settings):
     return define(name, *arguments, **settings)
 
 
-def run(main, *, positional=None):
+def terminal(color):
+    """Returns the settings of a text for the standard output, `color` as the flag."""
+    width = min(shutil.get_terminal_size((88, 24)).columns, 100)
+    return {"color": sys.stdout.isatty() if color is None else color, "width": width}
+
+
+def check_html(path):
+    """Raises InputError, before the work, if there is no folder for `--html`."""
+    if path and not pathlib.Path(path).absolute().parent.is_dir():
+        raise InputError(f"--html={path}: no such folder.")
+
+
+def write_html(path, page):
+    try:
+        pathlib.Path(path).write_text(page, "utf-8")
+    except OSError as error:
+        raise InputError(f"--html={path}: {error.strerror}.") from error
+
+
+def run(main, *, positional=None, needs_workdir=True):
     """Runs `main(arguments)` after parsing flags; exits with the error's code.
 
     `positional` names what may stand on the command line beside flags; None is nothing.
@@ -55,7 +85,7 @@ def run(main, *, positional=None):
 
     def parse(argv):
         try:
-            rest = _parse(argv)
+            rest = _parse(argv, needs_workdir)
             if rest[1:] and positional is None:
                 raise InputError(f"unexpected argument {rest[1]!r}.")
         except MlmError as error:
@@ -82,7 +112,7 @@ def _exit(error):
     raise SystemExit(error.exit_code)
 
 
-def _parse(argv):
+def _parse(argv, needs_workdir=True):
     """Parses the flags; whatever is wrong with them is an InputError of one line."""
     if "config" in flags.FLAGS and not _asks_for_help(argv):
         _check_overrides(argv)
@@ -90,7 +120,7 @@ def _parse(argv):
         rest = flags.FLAGS(argv)
     except flags.Error as error:
         raise InputError(_first_line(error)) from error
-    if "workdir" in flags.FLAGS and not flags.FLAGS.workdir:
+    if needs_workdir and "workdir" in flags.FLAGS and not flags.FLAGS.workdir:
         raise InputError("--workdir=DIR is missing, such as --workdir=runs/tiny.")
     return rest
 

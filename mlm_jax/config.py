@@ -6,8 +6,7 @@ Imports no jax, so that a wrong value is refused at once.
 import difflib
 import json
 import pathlib
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -15,162 +14,7 @@ import numpy as np
 from mlm_jax.corruption import settings
 from mlm_jax.errors import InputError
 from mlm_jax.files import write_text
-
-
-class Rule(NamedTuple):
-    allowed: str
-    holds: Callable[[Any], bool]
-    names: tuple[str, ...] = ()  # all that is allowed, where that is a choice
-
-
-def _one_of(*names):
-    words = tuple(map(str, names))
-    return Rule(f"one of {', '.join(words)}", lambda value: value in names, words)
-
-
-def _at_least(low):
-    return Rule(f"{low} or more", lambda value: low <= value < float("inf"))
-
-
-POSITIVE = Rule("a number above 0", lambda value: 0 < value < float("inf"))
-NON_NEGATIVE = Rule("a number of 0 or more", lambda value: 0 <= value < float("inf"))
-FRACTION = Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)
-RATE = Rule("a number above 0 and up to 1", lambda value: 0 < value <= 1)
-OPTIONAL_RATE = Rule(
-    "None, or a number above 0 and up to 1",
-    lambda value: value is None or RATE.holds(value),
-)
-ROW_RATE = Rule(
-    "() or two numbers (low, high), above 0 and up to 1",
-    lambda pair: len(pair) == 0 or (len(pair) == 2 and 0 < pair[0] <= pair[1] <= 1),
-)
-WORDS = Rule(
-    f"an integer from 1 to {settings.MAX_WORDS}",
-    lambda value: 1 <= value <= settings.MAX_WORDS,
-)
-DROPOUT = Rule("a number from 0 to 0.99", lambda value: 0 <= value <= 0.99)
-BELOW_ONE = Rule("a number from 0 to below 1", lambda value: 0 <= value < 1)
-BOOLEAN = Rule("true or false", lambda value: value in (True, False))
-SEED = Rule("an integer from 0 to 4294967295", lambda value: 0 <= value < 2**32)
-RATES = Rule(
-    "a tuple of different numbers above 0 and up to 1, such as (0.15, 0.4)",
-    lambda rates: (
-        len(rates) > 0 and len(set(rates)) == len(rates) and all(map(RATE.holds, rates))
-    ),
-)
-SENTENCES = Rule(
-    "a tuple of sentences, each with [MASK]",
-    lambda sentences: all("[MASK]" in sentence for sentence in sentences),
-)
-
-RAMP = Rule(
-    "() or pairs of (steps, rows) of 1 or more, such as ((1000, 64), (1000, 128))",
-    lambda ramp: all(steps >= 1 and rows >= 1 for steps, rows in ramp),
-)
-
-RULES = {
-    "seed": SEED,
-    "data.document": _one_of("file", "blank_line", "line"),
-    "data.on_bad_text": _one_of("stop", "skip", "replace"),
-    "data.validation_fraction": Rule(
-        "above 0 and below 1", lambda value: 0 < value < 1
-    ),
-    "data.row_length": Rule("from 8 to 65535", lambda value: 8 <= value < 2**16),
-    "data.packing": _one_of("packed", "full", "single"),
-    "data.batch_size": _at_least(1),
-    "data.batch_ramp": RAMP,
-    "data.max_bad_rows": _at_least(0),
-    "tokenizer.kind": _one_of("wordpiece", "bpe", "unigram"),
-    "tokenizer.vocab_size": _at_least(16),
-    "tokenizer.max_characters": _at_least(1),
-    "corruption.strategy": _one_of("token", "word", "span", "ngram", "pmi"),
-    "corruption.span_lengths": _one_of(*settings.LENGTHS),
-    "corruption.span_p": Rule("above 0 and below 1", lambda value: 0 < value < 1),
-    "corruption.span_min": WORDS,
-    "corruption.span_max": WORDS,
-    "corruption.ngram_max": WORDS,
-    "corruption.rate": RATE,
-    "corruption.final_rate": OPTIONAL_RATE,
-    "corruption.schedule": _one_of(*settings.SCHEDULES),
-    "corruption.schedule_begin": FRACTION,
-    "corruption.schedule_end": FRACTION,
-    "corruption.row_rate": ROW_RATE,
-    "corruption.weighting": _one_of("equal", "inverse_rate"),
-    "corruption.corruption_rate": OPTIONAL_RATE,
-    "corruption.prediction_rate": OPTIONAL_RATE,
-    "corruption.views": _at_least(1),
-    "corruption.mask_frac": FRACTION,
-    "corruption.random_frac": FRACTION,
-    "corruption.count": _one_of("exact", "stochastic", "bernoulli"),
-    "corruption.min_predictions": _at_least(0),
-    "corruption.token_weights": _one_of("uniform", "inverse_frequency", "running_loss"),
-    "corruption.weight_power": NON_NEGATIVE,
-    "corruption.token_loss_decay": BELOW_ONE,
-    "corruption.random_pool": _one_of("non_special", "full_vocab", "unigram"),
-    "corruption.replacement_unit": _one_of("token", "unit"),
-    "corruption.dynamic": BOOLEAN,
-    "corruption.duplicates": _at_least(1),
-    "model.num_layers": _at_least(1),
-    "model.width": _at_least(1),
-    "model.num_heads": _at_least(1),
-    "model.mlp_width": _at_least(1),
-    "model.norm_position": _one_of("post", "pre"),
-    "model.position": _one_of("learned", "rotary"),
-    "model.dropout": DROPOUT,
-    "model.attention_dropout": DROPOUT,
-    "model.scan_unroll": Rule(
-        "None, or an integer of 1 or more", lambda value: value is None or value >= 1
-    ),
-    "model.remat": _one_of("none", "dots", "full"),
-    "model.dtype": _one_of("float32", "bfloat16"),
-    "optim.name": _one_of(
-        *("adamw", "stable_adamw", "lamb", "lion", "adafactor", "muon", "sgd")
-    ),
-    "optim.num_steps": _at_least(1),
-    "optim.peak_learning_rate": POSITIVE,
-    "optim.warmup_steps": _at_least(0),
-    "optim.decay_begin": _at_least(0),
-    "optim.schedule": _one_of(
-        *("constant", "linear", "cosine", "one_minus_sqrt", "inverse_sqrt")
-    ),
-    "optim.weight_decay": NON_NEGATIVE,
-    "optim.clip_norm": POSITIVE,
-    "optim.label_smoothing": BELOW_ONE,
-    "optim.z_loss": NON_NEGATIVE,
-    "optim.b1": BELOW_ONE,
-    "optim.b2": BELOW_ONE,
-    "optim.eps": POSITIVE,
-    "optim.on_nonfinite": _one_of("stop", "skip"),
-    "optim.max_skips": _at_least(1),
-    "optim.spike_sigmas": Rule(
-        "None, or a number above 0",
-        lambda value: value is None or POSITIVE.holds(value),
-    ),
-    "parallel.mode": _one_of("pmap", "shard_map", "jit"),
-    "parallel.mesh.data": Rule(
-        "a number of devices, or -1 for all", lambda value: value == -1 or value >= 1
-    ),
-    "parallel.mesh.fsdp": _at_least(1),
-    # The vocabulary is padded to a multiple of 128, and divided.
-    "parallel.mesh.tensor": _one_of(1, 2, 4, 8, 16, 32, 64, 128),
-    "parallel.microbatches": _at_least(1),
-    "eval.rates": RATES,
-    "eval.mask_frac": FRACTION,
-    "eval.random_frac": FRACTION,
-    "eval.seed": SEED,
-    "eval.num_rows": _at_least(0),
-    "eval.batch_size": _at_least(1),
-    "eval.every_steps": _at_least(1),
-    "eval.fill_mask": SENTENCES,
-    "checkpoint.every_steps": _at_least(1),
-    "checkpoint.keep": _at_least(1),
-    "checkpoint.keep_every": _at_least(0),
-    "checkpoint.keep_best": BOOLEAN,
-    "log.every_steps": _at_least(1),
-}
-
-# Fields that runs of an older version have not saved, with what that version did.
-SINCE: dict[str, Any] = {"eval.minimal_pairs": None}
+from mlm_jax.rules import RULES, SINCE
 
 # What may change when a run is resumed: where, how often, and what else has made no
 # number of the run so far.
@@ -197,11 +41,29 @@ def check(c):
                 f"config.optim.{name} = {c.optim[name]}; expected at most "
                 f"config.optim.num_steps = {c.optim.num_steps}."
             )
+    _check_model(c)
+    if c.init_from is not None and c.tokenizer.file is not None:
+        raise InputError(
+            f"config.tokenizer.file = {c.tokenizer.file}; expected None, as "
+            f"config.init_from = {c.init_from} has a tokenizer."
+        )
+    _check_mesh(c)
+
+
+def _check_model(c):
     heads = c.model.num_heads
     _check_multiple("model.width", c.model.width, "model.num_heads", heads)
     if c.model.position == "rotary":  # turns pairs of a head's units
         _check_multiple("model.width", c.model.width, "2 x model.num_heads", 2 * heads)
-    _check_mesh(c)
+    if c.model.norm == "rms_norm" and c.model.norm_bias:
+        raise InputError(
+            "config.model.norm_bias = True; expected False with norm = rms_norm."
+        )
+    if c.model.max_length is not None and c.model.max_length < c.data.row_length:
+        raise InputError(
+            f"config.data.row_length = {c.data.row_length}; expected at most "
+            f"config.model.max_length = {c.model.max_length}, the positions there are."
+        )
 
 
 def _check_mesh(c):
@@ -326,6 +188,13 @@ def hparams(c):
     )
 
 
+def tokenizer_of(c):
+    """Returns the `tokenizer` section, its `file` that of `init_from`, if any."""
+    if c.init_from is None:
+        return c.tokenizer
+    return c.tokenizer.to_dict() | {"file": f"{c.init_from}/tokenizer.json"}
+
+
 def flatten(c):
     """Returns {"section.field": value}."""
     flat: dict[str, Any] = {}
@@ -362,9 +231,10 @@ def load(workdir):
     try:
         c = ml_collections.ConfigDict(_tuples(json.loads(text)))
         for name, value in SINCE.items():
-            section, _, field = name.rpartition(".")
-            if field not in c[section]:
-                c[section][field] = value
+            *sections, field = name.split(".")
+            section = c[sections[0]] if sections else c
+            if field not in section:
+                section[field] = value
         c.lock()
         check(c)
     except foreign as error:

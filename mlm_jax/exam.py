@@ -1,10 +1,10 @@
 """A trained model takes exams: held-out rows under frozen masks, of any strategy."""
 
 from mlm_jax import frozen_masks, parallel, workdir
-from mlm_jax.config import RATES
 from mlm_jax.corruption.units import STRATEGIES
 from mlm_jax.data import rows
 from mlm_jax.errors import InputError
+from mlm_jax.rules import RATES
 from mlm_jax.tasks import answers
 
 # Of these no file is needed beside the run.

@@ -76,12 +76,14 @@ def _make(c, store, strategy, rate, num_rows, found):
     key = keys.purpose_key(jax.random.key(c.eval.seed), keys.Purpose.CORRUPTION)
     hparams = program.eval_hparams(c, rate, strategy)
     made, mask_hash = [], 0
-    for batch in pipeline.eval_batches(
+    batches = pipeline.eval_batches(
         store.validation,
         num_rows=num_rows,
         batch_size=ROWS,
         pad_id=store.tokenizer.special.pad,
-    ):
+    )
+    for k in range(len(batches)):
+        batch = batches[k]
         corrupted, ledger = jax.device_get(corrupt(key, batch, hparams, np.float32(0)))
         made.append({name: corrupted[name][batch["row"] >= 0] for name in FIELDS})
         mask_hash += int(ledger["mask_hash"])

@@ -55,7 +55,7 @@ def main(arguments):
     config.check(c)
     path = _output()
     start = time.monotonic()
-    store = prepare(c.data, c.tokenizer)
+    store = prepare(c.data, config.tokenizer_of(c))
     mined = mining.mine(
         store.train,
         store.tokenizer,

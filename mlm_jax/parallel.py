@@ -18,11 +18,13 @@ from jax.sharding import PartitionSpec as P
 # and the second by rows, so that only the second's result is summed over devices
 # (Shoeybi et al. 2019); embedding and output matrix by vocabulary.
 RULES = [
-    ("/embed/embedding$", P("tensor", "fsdp")),
-    ("/(query|key|value|up)/kernel$", P(None, "fsdp", "tensor")),
-    ("/(query|key|value|up)/bias$", P(None, "tensor")),
+    ("/(embed|decoder)/embedding$", P("tensor", "fsdp")),
+    ("/(query|key|value|up|gate)/kernel$", P(None, "fsdp", "tensor")),
     ("/blocks/.*(out|down)/kernel$", P(None, "tensor", "fsdp")),
     ("/transform/dense/kernel$", P("fsdp", None)),
+]
+BIAS_RULES = [  # not every model has these
+    ("/(query|key|value|up|gate)/bias$", P(None, "tensor")),
     ("(params|mu|nu|v)/bias$", P("tensor")),
 ]
 
@@ -44,16 +46,17 @@ def num_row_shards(mesh):
     return math.prod(mesh.shape[name] for name in _row_axes(mesh))
 
 
-def state_shardings(abstract_state, rules, mesh):
+def state_shardings(abstract_state, rules, mesh, optional_rules=()):
     """Shards each leaf by the first (pattern, spec) found in its path, or not at all.
 
     An optimizer moment's path ends in its parameter's path, so one rule covers both.
+    Raises ValueError for one of `rules` that is of no leaf.
     """
     unused = {pattern for pattern, _ in rules}
 
     def sharding(path, leaf):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        for pattern, spec in rules:
+        for pattern, spec in (*rules, *optional_rules):
             if re.search(pattern, name):
                 unused.discard(pattern)
                 if len(spec) > leaf.ndim:  # a moment of the rows or columns

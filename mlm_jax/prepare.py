@@ -38,7 +38,7 @@ def main(arguments):
     if BEAM.value:
         options = runners.beam_options(arguments)
         run = runners.under_beam(options)
-    rows.prepare(c.data, c.tokenizer, run=run, beam_options=options)
+    rows.prepare(c.data, config.tokenizer_of(c), run=run, beam_options=options)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import ml_collections
 
 from mlm_jax import config, optim, parallel, schedules, state, step
 from mlm_jax.corruption import collocations, policy, select, settings
-from mlm_jax.model.head import MaskedLM, make_model
+from mlm_jax.model.head import MaskedLM, make_model, require_head
 
 
 class Program(NamedTuple):
@@ -48,12 +48,15 @@ def make_program(c, tokenizer, counts_V, mesh, slots=None):
     """
     platform = mesh.devices.flat[0].platform
     model = model_of(c, tokenizer.vocab_size, platform)
+    require_head(model)
     optimizer = optim.OPTIMIZERS[c.optim.name]
     init = functools.partial(
         state.init_state, model=model, optimizer=optimizer, row_length=c.data.row_length
     )
     abstract_state = jax.eval_shape(init, jax.random.key(0), config.hparams(c))
-    shardings = parallel.state_shardings(abstract_state, parallel.RULES, mesh)
+    shardings = parallel.state_shardings(
+        abstract_state, parallel.RULES, mesh, parallel.BIAS_RULES
+    )
     abstract_state = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(
             leaf.shape, leaf.dtype, sharding=sharding

@@ -9,9 +9,6 @@ same as a page.
 
 import itertools
 import math
-import pathlib
-import shutil
-import sys
 import unicodedata
 
 import jax
@@ -34,8 +31,8 @@ SPLIT = flags.DEFINE_enum("split", "train", ["train", "validation"], "Rows to ta
 PROGRESS = flags.DEFINE_float(
     "progress", 0.0, "Share of the training done.", lower_bound=0, upper_bound=1
 )
-COLOR = flags.DEFINE_bool("color", None, "Colours; by default only on a terminal.")
-HTML = flags.DEFINE_string("html", None, "File to write the same to, as a page.")
+COLOR = command.define_color()
+HTML = command.define_html()
 
 VISITS = 64  # in one call of `corrupt`
 MAX_BARS = 14  # of the histogram of rates
@@ -48,7 +45,7 @@ def make_report(c, *, split, num_rows, draws, progress):
     """Returns the `Report` on the first `draws` visits of rows, `num_rows` of them
     shown."""
     config.check(c)
-    store = rows.prepare(c.data, c.tokenizer)
+    store = rows.prepare(c.data, config.tokenizer_of(c))
     hparams = settings.hparams(c.corruption)
     tally = Tally()
     shown: list[Row] = []
@@ -326,8 +323,7 @@ def _spell(tokenizer, token):
 
 def main(arguments):
     del arguments
-    if HTML.value and not pathlib.Path(HTML.value).absolute().parent.is_dir():
-        raise InputError(f"--html={HTML.value}: no such folder.")
+    command.check_html(HTML.value)
     report = make_report(
         CONFIG.value,
         split=SPLIT.value,
@@ -335,14 +331,9 @@ def main(arguments):
         draws=DRAWS.value,
         progress=PROGRESS.value,
     )
-    color = sys.stdout.isatty() if COLOR.value is None else COLOR.value
-    width = min(shutil.get_terminal_size((88, 24)).columns, 100)
-    print(mask_page.text(report, color=color, width=width))
+    print(mask_page.text(report, **command.terminal(COLOR.value)))
     if HTML.value:
-        try:
-            pathlib.Path(HTML.value).write_text(mask_page.page(report), "utf-8")
-        except OSError as error:
-            raise InputError(f"--html={HTML.value}: {error.strerror}.") from error
+        command.write_html(HTML.value, mask_page.page(report))
 
 
 if __name__ == "__main__":

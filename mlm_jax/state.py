@@ -29,14 +29,26 @@ class TrainState:
 
 def init_state(key, hparams, *, model, optimizer, row_length):
     """Returns the state before the first update."""
+    params = init_params(key, model, row_length)
+    return first_state(key, hparams, params, optimizer)
+
+
+def init_params(key, model, row_length):
     row = jnp.zeros((1, row_length), jnp.int32)
     init_key = keys.purpose_key(key, Purpose.INIT)
     # Nothing is gained by compiling each layer's draws apart: 5 s for a BERT-base.
-    scanned = model.clone(encoder=model.encoder.clone(scan_unroll=1))
-    params = scanned.init(init_key, row, row, row, row[:, :1])["params"]
+    model = model.clone(encoder=model.encoder.clone(scan_unroll=1))
+    if not model.head:
+        return {"encoder": model.encoder.init(init_key, row, row, row)["params"]}
+    return model.init(init_key, row, row, row, row[:, :1])["params"]
+
+
+def first_state(key, hparams, params, optimizer):
+    """Returns the state of these parameters before the first update."""
     opt_state = optimizer(hparams["peak_learning_rate"], hparams).init(params)
     hparams = jax.tree.map(jnp.asarray, hparams)
     # A model that knows nothing loses ln V on every token.
-    token_loss = jnp.full_like(params["bias"], math.log(len(params["bias"])))
+    num_rows = len(params["encoder"]["embed"]["embedding"])
+    token_loss = jnp.full(num_rows, math.log(num_rows), jnp.float32)
     recent = spikes.nothing_seen() if "spike_sigmas" in hparams else {}
     return TrainState(jnp.int32(0), params, opt_state, token_loss, recent, key, hparams)

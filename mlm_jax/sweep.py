@@ -173,7 +173,7 @@ def train(groups, chosen, clock, stop, until=None):
 
 def train_group(first, runs, clock, stop, until):
     """Trains the runs by the program of config `first`, in turn or together."""
-    store = rows.prepare(first.data, first.tokenizer)
+    store = rows.prepare(first.data, config.tokenizer_of(first))
     sizes = config.check_devices(first, jax.local_device_count())
     together = TOGETHER.value or (1 if jax.default_backend() == "cpu" else len(runs))
     mesh = parallel.make_mesh(sizes if together == 1 else {"data": 1})

@@ -18,7 +18,15 @@ import pathlib
 import jax
 from absl import flags
 
-from mlm_jax import command, config, huge_pages, parallel, processes, workdir
+from mlm_jax import (
+    command,
+    config,
+    huge_pages,
+    parallel,
+    processes,
+    profiling,
+    workdir,
+)
 from mlm_jax.data import rows
 from mlm_jax.errors import InputError
 from mlm_jax.program import make_program
@@ -34,16 +42,20 @@ ALLOW_CHANGE = flags.DEFINE_list(
 EXTEND_TO = flags.DEFINE_integer(
     "extend_to", None, "Go on to this step, beyond config.optim.num_steps."
 )
+PROFILE = flags.DEFINE_bool(
+    "profile", False, "Trace steps 11 to 15 of this start into WORKDIR/profile."
+)
 
 
-def run(c, directory, *, allowed=()):
+def run(c, directory, *, allowed=(), profile=False):
     """Trains config `c` to its last step, from where an earlier call stopped.
 
     Raises InputError before any compilation for what cannot work, and for a directory
     that cannot be written; WorkdirBusyError if another process trains there;
     CheckpointError if there are checkpoints and none can be used; NonFiniteError for a
     loss or gradient that is not a number; Preempted after saving on SIGTERM or SIGINT.
-    `allowed` are the fields that may differ from those the run began with.
+    `allowed` are the fields that may differ from those the run began with. With
+    `profile` some steps are traced; see `profiling`.
     """
     config.check(c)
     sizes = config.check_devices(c, jax.device_count())
@@ -53,14 +65,15 @@ def run(c, directory, *, allowed=()):
     is_first = processes.is_first()
     with workdir.held(directory) if is_first else contextlib.nullcontext():
         changes = workdir.check_config(directory, c, allowed)
-        store = rows.prepare(c.data, c.tokenizer)  # one makes it, the others wait
+        # One process makes it, the others wait.
+        store = rows.prepare(c.data, config.tokenizer_of(c))
         changes |= workdir.check_data(directory, store, allowed)
         processes.agree("data.fingerprint", store.fingerprint)
-        _run(c, directory, store, sizes, changes)
+        _run(c, directory, store, sizes, changes, profile)
         processes.wait_for_all("the end")
 
 
-def _run(c, directory, store, sizes, changes):
+def _run(c, directory, store, sizes, changes, profile):
     mesh = parallel.make_mesh(sizes)
     program = make_program(c, store.tokenizer, store.token_counts, mesh)
     training = Training(c, directory, store, program, mesh, changes=changes)
@@ -70,8 +83,11 @@ def _run(c, directory, store, sizes, changes):
             f"{c.optim.num_steps:,}; --extend_to=N goes on."
         )
     else:
+        train_step = program.train_step
+        if profile:
+            train_step = profiling.traced(train_step, directory / "profile")
         with processes.StopSignal() as stop:
-            drive(training, program.train_step, stop)
+            drive(training, train_step, stop)
     params = jax.device_get(processes.whole(training.get_state().params, mesh))
     if c.eval.fill_mask and processes.is_first():
         here = parallel.make_mesh({"data": 1}, jax.local_devices())
@@ -98,7 +114,7 @@ def main(arguments):
             )
         c.optim.num_steps = EXTEND_TO.value
         allowed.append("optim.num_steps")
-    run(c, WORKDIR.value, allowed=allowed)
+    run(c, WORKDIR.value, allowed=allowed, profile=PROFILE.value)
 
 
 if __name__ == "__main__":

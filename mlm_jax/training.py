@@ -15,6 +15,7 @@ from mlm_jax import (
     checkpoint,
     config,
     huge_pages,
+    initial,
     metrics,
     parallel,
     processes,
@@ -60,7 +61,11 @@ class Training:
         if self.start is None:
             _refuse_to_start_over(directory)
             key = processes.key(c.seed, mesh)
-            state = program.init(key, config.hparams(c))
+            params = {}
+            if c.init_from is not None:  # refused, if it is, before compiling
+                abstract_params = program.abstract_state.params
+                params = {"params": initial.load(c, directory, abstract_params)}
+            state = program.init(key, config.hparams(c)).replace(**params)
         else:
             numbers = program.place_hparams(config.hparams(c))
             state = state.replace(hparams=numbers)
@@ -279,7 +284,7 @@ class Exam:
             pad_id=store.tokenizer.special.pad,
         )
         self.entropy = unigram_entropy(self.batches, store.tokenizer.is_special)
-        self._pairs = ()
+        self._pairs: list[minimal_pairs.Pair] = []
         if c.eval.minimal_pairs is not None:
             self._pairs = minimal_pairs.read(c.eval.minimal_pairs)
             self._reader = Reader(

@@ -51,20 +51,16 @@ def positions(segment_BxL):
 
 def tiny_model(**changes):
     """A model of two layers of width 8; rows of 16 tokens of 12 (V is 128)."""
-    settings = dict(
+    settings = base.get_config().model.to_dict() | dict(
         vocab_size=12,
         row_length=16,
         num_layers=2,
         width=8,
         num_heads=2,
         mlp_width=16,
-        norm_position="post",
-        position="learned",
         dropout=0.0,
         attention_dropout=0.0,
         scan_unroll=1,
-        remat="none",
-        dtype="float32",
     )
     return make_model(**settings | changes)
 

@@ -85,6 +85,29 @@ def test_flops_are_those_of_a_hand_count():
     assert counted == 3 * (10 * 96 + 2 * 36) == 3096
 
 
+def test_flops_of_gates_and_windows_are_those_of_a_hand_count():
+    """Of three layers of that kind the first sees 5, the others 2 x 1 + 1 = 3 tokens:
+    3 x 10 x (8 x 4 + 6 x 6) + 10 x 4 x 2 x (5 + 3 + 3), three times."""
+    counted = flops.step_flops(
+        num_layers=3,
+        width=2,
+        mlp_width=3,
+        row_length=5,
+        vocab_size=7,
+        num_rows=2,
+        predictions_per_row=0,
+        gated=True,
+        global_every=3,
+        window=1,
+    )
+    assert counted == 3 * (30 * 68 + 80 * 11) == 8760
+    c = base.get_config()
+    plain = flops.config_flops(c, 0)
+    c.model.gated, c.model.global_every, c.model.window = True, 12, 8
+    saved = 11 * 4 * (128 - 17) * 768 - 12 * 2 * 768 * 3072
+    assert plain - flops.config_flops(c, 0) == 3 * 256 * 128 * saved
+
+
 def test_flops_of_a_config_count_every_view_of_a_row():
     c = base.get_config()
     flops_of_one = flops.config_flops(c, 20)

@@ -10,12 +10,20 @@ import time
 import ml_collections
 import pytest
 
-from configs import austen, base, bert_base, bert_large, tiny
+from configs import (
+    austen,
+    base,
+    bert_base,
+    bert_large,
+    modernbert_base,
+    roberta_base,
+    tiny,
+)
 from mlm_jax import config, optim, schedules
 from mlm_jax.corruption import replace, select, settings, units, weights
 from mlm_jax.data import packing, tokenizer
 from mlm_jax.errors import InputError
-from mlm_jax.model import encoder
+from mlm_jax.model import encoder, layers
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -275,14 +283,16 @@ def test_two_devices_that_do_not_divide_the_batch():
         config.check_devices(c, 8)
 
 
-@pytest.mark.parametrize("module", [base, tiny, austen, bert_base, bert_large])
+@pytest.mark.parametrize(
+    "module", [base, tiny, austen, bert_base, bert_large, roberta_base, modernbert_base]
+)
 def test_every_config_passes_and_every_field_has_a_rule_or_is_free(module):
     c = module.get_config()
     config.check(c)
     assert c.is_locked
-    free = {"data.source", "data.data_dir", "data.cache_dir"}
+    free = {"init_from", "data.source", "data.data_dir", "data.cache_dir"}
     free |= {"tokenizer.file", "tokenizer.lowercase", "tokenizer.strip_accents"}
-    free |= {"corruption.collocations"}
+    free |= {"corruption.collocations", "eval.minimal_pairs"}
     assert config.flatten(c).keys() - config.RULES.keys() == free
     assert config.RULES.keys() <= config.flatten(c).keys()
 
@@ -296,6 +306,7 @@ def test_every_config_passes_and_every_field_has_a_rule_or_is_free(module):
         ("corruption.count", select.COUNTS),
         ("corruption.token_weights", weights.WEIGHTS),
         ("corruption.random_pool", replace.POOLS),
+        ("model.activation", layers.ACTIVATIONS),
         ("model.remat", encoder.REMAT),
         ("optim.name", optim.OPTIMIZERS),
         ("optim.schedule", schedules.DECAYS),

@@ -79,7 +79,9 @@ def reference(
     ranks_N = np.argmax(order_NxV == np.asarray(targets_N)[:, None], axis=1)
     is_used_N = weights_N > 0
     predictions = loss.Predictions(
-        np.where(is_used_N, losses_N, 0), np.where(is_used_N, ranks_N, num_classes)
+        np.where(is_used_N, losses_N, 0),
+        np.where(is_used_N, ranks_N, num_classes),
+        np.where(is_used_N, -log_p_NxV.max(1), 0),
     )
     return (weights_N @ objective_N, predictions), (
         d_logits_NxV @ table_VxD,
@@ -211,6 +213,9 @@ def test_value_and_gradients_equal_the_unfused(chunk, weights, regularisers):
     assert abs(value - want) <= 1e-6 * want
     np.testing.assert_allclose(
         predictions.losses_N, want_predictions.losses_N, rtol=2e-6, atol=1e-7
+    )
+    np.testing.assert_allclose(
+        predictions.top_losses_N, want_predictions.top_losses_N, rtol=2e-6, atol=1e-7
     )
     np.testing.assert_array_equal(predictions.ranks_N, want_predictions.ranks_N)
     assert max(relative_errors(grads, want_grads)) <= 1e-6

@@ -22,6 +22,8 @@ from mlm_jax.errors import InputError
 from mlm_jax.files import write_text
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+# The names in given vocabularies; the first with all of theirs counts.
+NAMES_OF_SPECIAL = SPECIAL_TOKENS, ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
 
 class SpecialIds(NamedTuple):
@@ -59,12 +61,7 @@ class Tokenizer:
 
     def __init__(self, library: tokenizers.Tokenizer, *, name: str = "tokenizer"):
         vocabulary = library.get_vocab(with_added_tokens=True)
-        missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
-        if missing:
-            raise InputError(
-                f"{name} lacks {' '.join(missing)}; a vocabulary needs all of"
-                f" {' '.join(SPECIAL_TOKENS)}"
-            )
+        names = _names_of_special(vocabulary, name)
         # An id of two billion would ask for as much memory; some files have gaps.
         if max(vocabulary.values()) >= 2 * len(vocabulary):
             raise InputError(
@@ -76,7 +73,7 @@ class Tokenizer:
         library.encode_special_tokens = True  # not a part of the saved form
         self._library = library
         self.vocab_size = max(vocabulary.values()) + 1
-        self.special = SpecialIds(*(vocabulary[token] for token in SPECIAL_TOKENS))
+        self.special = SpecialIds(*(vocabulary[token] for token in names))
         self.is_special = np.zeros(self.vocab_size, bool)
         self.is_special[list(self.special)] = True
         for id_, token in library.get_added_tokens_decoder().items():
@@ -153,14 +150,7 @@ class Tokenizer:
             raise InputError(f"tokenizer.file={path} is not a file")
         if path.suffix == ".json":
             return cls.load(path)
-        try:
-            lines = path.read_bytes().decode().removesuffix("\n").split("\n")
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path} is not UTF-8: {error}") from error
-        vocabulary = {line.rstrip("\r"): id_ for id_, line in enumerate(lines)}
-        library = _wordpiece(vocabulary, lowercase, strip_accents)
+        library = _wordpiece(read_vocabulary(path), lowercase, strip_accents)
         return cls(library, name=str(path))
 
     def save(self, path: str | pathlib.Path) -> None:
@@ -235,6 +225,28 @@ class Tokenizer:
         word_start_T = np.ones(len(tokens_T), bool)
         word_start_T[1:] = words_T[1:] != words_T[:-1]
         return Encoded(tokens_T, word_start_T)
+
+
+def read_vocabulary(path: pathlib.Path) -> dict[str, int]:
+    """Returns {piece: id} of a `vocab.txt`, one piece a line."""
+    try:
+        lines = path.read_bytes().decode().removesuffix("\n").split("\n")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8: {error}") from error
+    return {line.rstrip("\r"): id_ for id_, line in enumerate(lines)}
+
+
+def _names_of_special(vocabulary, name) -> Sequence[str]:
+    for names in NAMES_OF_SPECIAL:
+        if all(token in vocabulary for token in names):
+            return names
+    missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
+    raise InputError(
+        f"{name} lacks {' '.join(missing)}; a vocabulary needs all of"
+        f" {', or all of '.join(' '.join(names) for names in NAMES_OF_SPECIAL)}"
+    )
 
 
 class _ShortWords:

@@ -52,7 +52,8 @@ def find_groups(experiment, finished):
 
 def _size(c):
     width, mlp_width = c["model.width"], c["model.mlp_width"]
-    return c["model.num_layers"] * (4 * width**2 + 2 * width * mlp_width)
+    num_matrices = 3 if c["model.gated"] else 2
+    return c["model.num_layers"] * (4 * width**2 + num_matrices * width * mlp_width)
 
 
 def fit_group(group, exam):

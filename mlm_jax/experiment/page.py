@@ -87,7 +87,12 @@ figcaption { color: var(--dim); font-size: .9rem; margin-top: .5rem; }
 """
 
 
-def to_html(title: str, sections: list[Section], pictures: dict[str, bytes]) -> str:
+def to_html(
+    title: str,
+    sections: list[Section],
+    pictures: dict[str, bytes],
+    style: str = STYLE,
+) -> str:
     """Returns the page; `pictures` are SVG."""
     links = "".join(
         f'<a href="#{section.key}">{_escape(section.title)}</a>'
@@ -99,7 +104,7 @@ def to_html(title: str, sections: list[Section], pictures: dict[str, bytes]) -> 
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_escape(title)}</title><style>{STYLE}</style></head>\n<body>"
+        f"<title>{_escape(title)}</title><style>{style}</style></head>\n<body>"
         f"<header><h1>{_escape(title)}</h1>\n{head}<nav>{links}</nav></header>\n"
         f"{body}</body></html>\n"
     )

@@ -165,6 +165,9 @@ def _flops(folder, c, predictions_T):
         "mlp_width": c["model.mlp_width"],
         "row_length": c["data.row_length"],
         "vocab_size": _vocab_size(folder / "tokenizer.json"),
+        "gated": c["model.gated"],
+        "global_every": c["model.global_every"],
+        "window": c["model.window"],
     }
     encoder = step_flops(
         **sizes,

@@ -1,58 +1,52 @@
 """What a fine-tuning config must satisfy. Imports no jax."""
 
-from mlm_jax import config
-from mlm_jax.config import Rule
+from mlm_jax import config, rules
 from mlm_jax.errors import InputError
 from mlm_jax.finetuning import scores
 
-COUNT = config.RULES["data.batch_size"]  # 1 or more
+COUNT = rules.RULES["data.batch_size"]  # 1 or more
 
 
-def _one_of(names):
-    words = tuple(names)
-    return Rule(f"one of {', '.join(words)}", lambda value: value in words, words)
-
-
-SEEDS = Rule(
+SEEDS = rules.Rule(
     "a tuple of different integers from 0 to 4294967295, such as (0, 1, 2)",
     lambda seeds: (
         len(seeds) > 0
         and len(set(seeds)) == len(seeds)
-        and all(isinstance(seed, int) and config.SEED.holds(seed) for seed in seeds)
+        and all(isinstance(seed, int) and rules.SEED.holds(seed) for seed in seeds)
     ),
 )
-LEARNING_RATES = Rule(
+LEARNING_RATES = rules.Rule(
     "a tuple of different numbers above 0, such as (1e-4, 3e-4)",
     lambda rates: (
         len(rates) > 0
         and len(set(rates)) == len(rates)
-        and all(config.POSITIVE.holds(rate) for rate in rates)
+        and all(rules.POSITIVE.holds(rate) for rate in rates)
     ),
 )
-OPTIONAL_ROW_LENGTH = Rule(
+OPTIONAL_ROW_LENGTH = rules.Rule(
     "None, or from 8 to 65535", lambda value: value is None or 8 <= value < 2**16
 )
 RULES = {
-    "task.kind": _one_of(scores.METRICS),
+    "task.kind": rules.one_of(*scores.METRICS),
     "task.row_length": OPTIONAL_ROW_LENGTH,
     "task.stride": COUNT,
     "task.max_answer": COUNT,
     "seeds": SEEDS,
     "learning_rates": LEARNING_RATES,
-    "weights": _one_of(("run", "random")),
-    "pooling": _one_of(("mean", "cls")),
-    "dropout": config.DROPOUT,
+    "weights": rules.one_of("run", "random"),
+    "pooling": rules.one_of("mean", "cls"),
+    "dropout": rules.DROPOUT,
     "batch_size": COUNT,
     "num_epochs": COUNT,
     "patience": COUNT,
-    "optim.name": config.RULES["optim.name"],
-    "optim.schedule": config.RULES["optim.schedule"],
-    "optim.warmup": config.FRACTION,
-    "optim.weight_decay": config.NON_NEGATIVE,
-    "optim.clip_norm": config.POSITIVE,
-    "optim.b1": config.BELOW_ONE,
-    "optim.b2": config.BELOW_ONE,
-    "optim.eps": config.POSITIVE,
+    "optim.name": rules.RULES["optim.name"],
+    "optim.schedule": rules.RULES["optim.schedule"],
+    "optim.warmup": rules.FRACTION,
+    "optim.weight_decay": rules.NON_NEGATIVE,
+    "optim.clip_norm": rules.POSITIVE,
+    "optim.b1": rules.BELOW_ONE,
+    "optim.b2": rules.BELOW_ONE,
+    "optim.eps": rules.POSITIVE,
 }
 # What may change between two calls for one workdir: which trials there are, and where
 # the examples, which have to be the same, come from.
@@ -79,7 +73,7 @@ def check(c):
         )
     known = scores.METRICS[c.task.kind]
     if c.task.metric is not None:
-        config.check_rule("task.metric", c.task.metric, _one_of(known))
+        config.check_rule("task.metric", c.task.metric, rules.one_of(*known))
     if c.task.metric == "f1" and c.task.kind == "classification":
         if c.task.positive is None:
             raise InputError(

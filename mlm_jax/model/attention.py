@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mlm_jax.model.layers import Dense, dropout
+from mlm_jax.model.layers import Parts, dropout
 
 
 def segment_mask(segment_BxL):
@@ -15,11 +15,18 @@ def segment_mask(segment_BxL):
     return (segment_BxL[:, :, None] == segment_BxL[:, None, :])[:, None]
 
 
-def rotation(position_BxL, head_size):
+def near_mask(length, window):
+    """Returns bool[1, 1, L, L]: who is at most `window` tokens away."""
+    position_L = jnp.arange(length)
+    distance_LxL = jnp.abs(position_L[:, None] - position_L[None, :])
+    return (distance_LxL <= window)[None, None]
+
+
+def rotation(position_BxL, head_size, base):
     """Returns (cos, sin), float32[B, L, 1, K/2], of how far each pair of a head's units
-    turns at each position (Su et al. 2021)."""
+    turns at each position: the k-th by base^(-2k/K) a token (Su et al. 2021)."""
     half = head_size // 2
-    frequency = 10_000.0 ** (-jnp.arange(half) / half)
+    frequency = base ** (-jnp.arange(half) / half)
     angle = position_BxL[:, :, None, None] * frequency[None, None, None]
     return jnp.cos(angle), jnp.sin(angle)
 
@@ -40,7 +47,7 @@ class SelfAttention(nn.Module):
 
     num_heads: int
     dropout: float
-    dtype: jnp.dtype
+    parts: Parts
 
     @nn.compact
     def __call__(self, x_NxD, mask_Bx1xLxL, cos_sin, keys_B):
@@ -48,7 +55,7 @@ class SelfAttention(nn.Module):
         length = mask_Bx1xLxL.shape[-1]
 
         def heads(name):
-            y_NxD = Dense(width, self.dtype, name=name)(x_NxD)
+            y_NxD = self.parts.dense(width, name=name)(x_NxD)
             return y_NxD.reshape(-1, length, self.num_heads, width // self.num_heads)
 
         query, key, value = heads("query"), heads("key"), heads("value")
@@ -67,7 +74,7 @@ class SelfAttention(nn.Module):
                 lambda w: dropout(keys_B, w, self.dropout),
             )
         y_NxD = y_BxLxHxK.reshape(-1, width)
-        return Dense(width, self.dtype, name="out")(y_NxD)
+        return self.parts.dense(width, name="out")(y_NxD)
 
 
 def attend(query, key, value, mask_Bx1xLxL, drop):

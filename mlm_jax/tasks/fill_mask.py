@@ -71,9 +71,9 @@ class _Masked(NamedTuple):
 
 def _pieces(reader, masked, top):
     """Returns for each mask its best pieces."""
-    slots = [(text.tokens_T, place) for text in masked for place in text.places]
-    top = min(top, reader.tokenizer.vocab_size)
-    ids_NxK, log_p_NxK = _best(reader, *zip(*slots, strict=True), Pieces.ANY, top)
+    tokens = [text.tokens_T for text in masked for _ in text.places]
+    places = [place for text in masked for place in text.places]
+    ids_NxK, log_p_NxK = _best(reader, tokens, places, Pieces.ANY, top)
     return [
         [
             Choice(reader.tokenizer.piece(id_), float(np.exp(log_p)))

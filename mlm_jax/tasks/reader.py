@@ -231,7 +231,7 @@ class Reader:
 
 def fetched(results):
     """Yields results as arrays on the host, while the device makes the next ones."""
-    pending = deque()
+    pending: deque = deque()
     for result in results:
         pending.append(result)
         if len(pending) > AHEAD:

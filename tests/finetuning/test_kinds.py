@@ -28,7 +28,7 @@ def learned(start, folder, records, **changes):
 def test_a_text_gets_its_label(start, tmp_path, pooling):
     records = helpers.classification()
     scores = learned(start, tmp_path, records, pooling=pooling)
-    assert scores["accuracy"] == 1
+    assert scores["accuracy"] > 0.9
 
 
 def test_a_pair_gets_its_label(start, tmp_path):

@@ -1,0 +1,1 @@
+"""What masked language modeling is, in pictures of what this code computes."""

@@ -1,0 +1,1 @@
+"""Masked-LM checkpoints as Hugging Face keeps them. Imports no jax."""
