@@ -181,6 +181,8 @@ RULES = {
 
 # Fields that runs of an older version have not saved, with what that version did.
 SINCE: dict[str, Any] = {
+    "data.max_bad_rows": 0,
+    "optim.spike_sigmas": None,
     "eval.minimal_pairs": None,
     "init_from": None,
     "model.activation": "gelu",

@@ -348,7 +348,7 @@ def run(*arguments):
     return subprocess.run(
         [sys.executable, "-m", "mlm_jax.walkthrough", *arguments],
         cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "COLUMNS": "88"},
         capture_output=True,
         text=True,
         timeout=500,
