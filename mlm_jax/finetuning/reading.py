@@ -1,21 +1,21 @@
-"""Outputs of the model -> predictions, one for each example. Imports no jax."""
+"""Answers of the model -> predictions, one for each example. Imports no jax."""
 
 import numpy as np
 
 from mlm_jax.finetuning.problem import Problem
 
 
-def predictions(problem: Problem, split: str, outputs: np.ndarray) -> list:
+def predictions(problem: Problem, split: str, answers: np.ndarray) -> list:
     """Returns the prediction of every example of a split.
 
     A label's name, a number, a list of tags, or the text of an answer, "" for none.
-    `outputs` are those of all rows, float[N, C] or [N, L, C].
+    `answers` are those of all rows, as `step.make_predict` gives them.
     """
-    return _READERS[problem.kind](problem, split, outputs)
+    return _READERS[problem.kind](problem, split, answers)
 
 
-def _names(problem, split, outputs_NxC):
-    return [problem.labels[id_] for id_ in outputs_NxC.argmax(-1)]
+def _names(problem, split, id_N):
+    return [problem.labels[id_] for id_ in id_N]
 
 
 def _numbers(problem, split, outputs_Nx1):
@@ -24,9 +24,8 @@ def _numbers(problem, split, outputs_Nx1):
     return (standard * scale["deviation"] + scale["mean"]).tolist()
 
 
-def _tags(problem, split, outputs_NxLxC):
+def _tags(problem, split, id_NxL):
     rows = problem.rows[split]
-    id_NxL = outputs_NxLxC.argmax(-1)
     found = [[""] * len(example.texts) for example in problem.examples[split]]
     for n, position in zip(*np.nonzero(rows.columns["weight"]), strict=True):
         word = rows.places[n, position, 0]

@@ -11,6 +11,7 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 
 from mlm_jax import checkpoint, config
@@ -41,8 +42,9 @@ def begin(directory, c, problem, trained):
     task = json.loads(json.dumps(task))
     path = directory / "task.json"
     if path.exists():
-        new, old = _fields(c), _fields(_read(directory / "config.json"))
-        _check_same(directory, old | _read(path), new | task)
+        old = _fields(_read(directory / "config.json")) | _read(path)
+        new = _fields(json.loads(json.dumps(c.to_dict()))) | task
+        _check_same(directory, old, new)
     config.save(c, directory)
     config.save(trained.config, directory / "encoder")
     trained.tokenizer.save(directory / "tokenizer.json")
@@ -104,14 +106,9 @@ def _check_same(directory, old, new):
         )
 
 
-def _fields(c):
-    """Returns {"section.field": value} as JSON has them."""
-    values = c if isinstance(c, dict) else json.loads(json.dumps(c.to_dict()))
-    return {
-        f"{name}.{inner}" if isinstance(value, dict) else name: leaf
-        for name, value in values.items()
-        for inner, leaf in (value.items() if isinstance(value, dict) else [("", value)])
-    }
+def _fields(values):
+    """Returns {"section.field": value} of a config as JSON has it."""
+    return config.flatten(ml_collections.ConfigDict(values))
 
 
 def _value(facts, metric):

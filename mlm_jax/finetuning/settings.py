@@ -48,8 +48,12 @@ RULES = {
     "optim.b2": rules.BELOW_ONE,
     "optim.eps": rules.POSITIVE,
 }
-# What may change between two calls for one workdir: it makes no number of a trial.
-FREE = ("seeds", "learning_rates", "task.data_dir")
+# What may change between two calls for one workdir: which trials there are, and where
+# the examples, which have to be the same, come from.
+FREE = (
+    *("seeds", "learning_rates"),
+    *(f"task.{name}" for name in ("train", "validation", "test", "data_dir")),
+)
 
 
 def check(c):

@@ -126,12 +126,18 @@ def forward(model, params, batch, keys_B=None):
 
 
 def make_predict(model, kind):
-    """Returns `predict(params, batch) -> (outputs, loss sum, weight sum)`."""
+    """Returns `predict(params, batch) -> (answers, loss sum, weight sum)`.
+
+    Answers are the ids of the likeliest labels, int32[B] or [B, L], and for numbers and
+    spans the outputs themselves, float32[B, 1] or [B, L, 2].
+    """
 
     @jax.jit
     def predict(params, batch):
         outputs = forward(model, params, batch)
         loss, weight = sum_losses(kind, outputs, batch)
+        if kind in ("classification", "tagging"):  # logits would be many
+            outputs = outputs.argmax(-1)
         return outputs, loss, weight
 
     return predict

@@ -23,7 +23,7 @@ class Trial(NamedTuple):
 
     @property
     def name(self):
-        return f"lr{self.learning_rate:g}_seed{self.seed}"
+        return f"lr{self.learning_rate!r}_seed{self.seed}"
 
 
 class Outcome(NamedTuple):
@@ -120,12 +120,13 @@ class Trainer:
             length = bucket(int(length_N[ids_B].max()), self._problem.row_length)
             batch = batch_of(columns, ids_B, size, 0)
             found.append(self._predict(params, cut(batch, length)))
-        outputs, losses, weights = zip(*jax.device_get(found), strict=True)
-        outputs = self._in_order(outputs, ids_N)
-        predictions = reading.predictions(self._problem, split, outputs)
+        answers, losses, weights = zip(*jax.device_get(found), strict=True)
+        answers = self._in_order(answers, ids_N)
+        predictions = reading.predictions(self._problem, split, answers)
         scores = score(self._problem, split, predictions)
         # Summed in 64 bits: the size of a batch does not show.
-        scores["loss"] = float(np.sum(losses, dtype=np.float64) / np.sum(weights))
+        loss, weight = (np.sum(x, dtype=np.float64) for x in (losses, weights))
+        scores["loss"] = float(loss / weight)
         return scores, predictions
 
     def train(self, trials, stop, log):
@@ -189,16 +190,15 @@ class Trainer:
         return outcomes
 
     def _in_order(self, batches, ids_N):
-        """Returns the outputs of all rows; 0 where a batch was shorter than a row."""
+        """Returns what batches hold of all rows; 0 past the end of a short batch."""
         if self._problem.per_token:
-            longest = self._problem.row_length
+            length = self._problem.row_length
             batches = [
-                np.pad(x, [(0, 0), (0, longest - x.shape[1]), (0, 0)]) for x in batches
+                np.pad(x, [(0, 0), (0, length - x.shape[1])] + [(0, 0)] * (x.ndim - 2))
+                for x in batches
             ]
-        found = np.concatenate(batches)
-        outputs = np.empty_like(found[: len(ids_N)])
-        outputs[ids_N] = found[: len(ids_N)]
-        return outputs
+        found = np.concatenate(batches)[: len(ids_N)]  # without what filled a batch
+        return found[np.argsort(ids_N)]
 
     def _stack(self, states):
         if self._together == 1:
