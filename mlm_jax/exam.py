@@ -1,6 +1,6 @@
 """A trained model takes exams: held-out rows under frozen masks, of any strategy."""
 
-from mlm_jax import frozen_masks, parallel, workdir
+from mlm_jax import config, frozen_masks, parallel, workdir
 from mlm_jax.corruption.units import STRATEGIES
 from mlm_jax.data import rows
 from mlm_jax.errors import InputError
@@ -47,7 +47,7 @@ def examine(
     c = trained.config
     rates = c.eval.rates if rates is None else tuple(rates)
     check(rates, strategies, collocations)
-    store = rows.prepare(c.data, c.tokenizer, log=log)
+    store = rows.prepare(c.data, config.tokenizer_of(c), log=log)
     workdir.check_data(trained.workdir, store, ())
     tokenizer = store.tokenizer
     shards = parallel.num_row_shards(trained.mesh)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+import mlm_jax
 from configs import from_run
 from mlm_jax import checkpoint, config, import_hf, train
 from mlm_jax.errors import InputError
@@ -136,3 +137,12 @@ def test_an_encoder_alone_is_not_trained_to_predict(text, tmp_path):
     c = make_config(tmp_path / "bare", text, **{"model.head": True})
     with pytest.raises(InputError, match="config.model.head = True; .* has False"):
         train.run(c, tmp_path / "run")
+
+
+def test_an_exam_has_the_tokenizer_that_the_run_began_with(trained):
+    """A run of `init_from` learns none: its rows are found again, its masks made."""
+    report = mlm_jax.load(trained).evaluate(log=lambda line: None)["token@0.15"]
+    lines = (trained / "metrics.jsonl").read_text().splitlines()
+    line = next(x for x in map(json.loads, lines[::-1]) if "eval/loss@0.15" in x)
+    assert report["mask_hash"] == line["eval/mask_hash@0.15"]
+    assert report["loss"] == pytest.approx(line["eval/loss@0.15"], rel=1e-5)
