@@ -41,6 +41,11 @@ def define_output(what):
     return define_once(flags.DEFINE_string, "output", None, what)
 
 
+def define_pll(kinds, default):
+    what = "What is hidden while a token is predicted."
+    return define_once(flags.DEFINE_enum, "pll", default, list(kinds), what)
+
+
 def define_color():
     what = "Colours; by default only on a terminal."
     return define_once(flags.DEFINE_bool, "color", None, what)
@@ -56,6 +61,11 @@ def define_once(define, name, *arguments, **settings):
     if name in flags.FLAGS:
         return flags.FLAGS[name]
     return define(name, *arguments, **settings)
+
+
+def tell(text):
+    """Prints a line about the work, beside the results."""
+    print(text, file=sys.stderr)
 
 
 def terminal(color):

@@ -7,8 +7,6 @@ float32 [texts, width], or a Parquet file with columns `text` and `vector`. A ve
 the mean of the last layer's states, or that at [CLS].
 """
 
-import sys
-
 from absl import flags
 
 import mlm_jax
@@ -30,14 +28,12 @@ def main(paths):
     texts.check_vectors_path(OUTPUT.value)
     lines = texts.read_lines(paths)
     trained = mlm_jax.load(WORKDIR.value, STEP.value)
-    tick = Countdown(_tell, "embedding", "texts", len(lines))
+    tick = Countdown(command.tell, "embedding", "texts", len(lines))
     vectors_NxD = trained.embed(lines, pooling=POOLING.value, tick=tick)
     texts.write_vectors(OUTPUT.value, lines, vectors_NxD)
-    _tell(f"{OUTPUT.value}: {len(lines):,} vectors of {vectors_NxD.shape[1]} numbers")
-
-
-def _tell(text):
-    print(text, file=sys.stderr)
+    command.tell(
+        f"{OUTPUT.value}: {len(lines):,} vectors of {vectors_NxD.shape[1]} numbers"
+    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ word and by position.
 
 import json
 import pathlib
-import sys
 
 from absl import flags
 
@@ -54,8 +53,8 @@ def main(workdirs):
             collocations=COLLOCATIONS.value,
             num_rows=ROWS.value,
             batch_size=BATCH_SIZE.value,
-            log=_tell,
-            make_tick=lambda rows, name: Countdown(_tell, name, "rows", rows),
+            log=command.tell,
+            make_tick=lambda rows, name: Countdown(command.tell, name, "rows", rows),
         )
         policy = trained.config.corruption
         runs.append(
@@ -122,10 +121,6 @@ def _number(text):
         return float(text)
     except ValueError as error:
         raise InputError(f"--rates has {text!r}; expected numbers.") from error
-
-
-def _tell(text):
-    print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

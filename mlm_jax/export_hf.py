@@ -85,8 +85,7 @@ def run(directory, folder, *, model_type=None):
 
 def _imported_as(directory):
     path = directory / IMPORTED
-    found = json.loads(path.read_bytes())["model_type"] if path.exists() else None
-    return found
+    return json.loads(path.read_bytes())["model_type"] if path.exists() else None
 
 
 def main(arguments):

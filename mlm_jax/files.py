@@ -4,9 +4,26 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
+
+
+def finite(value):
+    """Returns `value` with None for each NaN and infinity, which JSON has not."""
+    if isinstance(value, dict):
+        return {str(name): finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def as_json(value) -> str:
+    """Returns JSON for people to read, the same whatever the order of names."""
+    return json.dumps(finite(value), indent=2, sort_keys=True) + "\n"
 
 
 def name_of(settings: Mapping) -> str:

@@ -15,10 +15,7 @@ import hashlib
 import itertools
 import json
 import pathlib
-import sys
 import time
-
-from absl import flags
 
 import mlm_jax
 from mlm_jax import checkpoint, command
@@ -28,13 +25,7 @@ from mlm_jax.tasks import likelihood, minimal_pairs, texts
 
 WORKDIR = command.define_workdir("the model to use")
 STEP = command.define_step()
-PLL = command.define_once(
-    flags.DEFINE_enum,
-    "pll",
-    likelihood.DEFAULT,
-    list(likelihood.KINDS),
-    "What is hidden while a token is predicted.",
-)
+PLL = command.define_pll(likelihood.KINDS, likelihood.DEFAULT)
 OUTPUT = command.define_output("File with a line for each pair; resumed if it exists.")
 
 
@@ -50,13 +41,13 @@ def main(paths):
         judged = _resumed(pathlib.Path(OUTPUT.value), trained, pairs)
     print(f"{trained.workdir}, step {trained.step:,}, {PLL.value}")
     print(table(*minimal_pairs.accuracies(pairs, judged)))
-    _tell(f"{len(pairs):,} pairs in {duration(time.monotonic() - begin)}")
+    command.tell(f"{len(pairs):,} pairs in {duration(time.monotonic() - begin)}")
 
 
 def _judged(trained, pairs):
     encoded = minimal_pairs.encode(trained.reader, pairs)
     total = sum(len(sentence.tokens) for sentence in encoded)
-    tick = Countdown(_tell, "judging", "tokens", total)
+    tick = Countdown(command.tell, "judging", "tokens", total)
     return minimal_pairs.judge(trained.reader, encoded, PLL.value, tick)
 
 
@@ -73,7 +64,7 @@ def _resumed(path, trained, pairs):
         if not keep:
             _write(file, facts)
         else:
-            _tell(f"{path} has {len(judged):,} of {len(pairs):,} pairs")
+            command.tell(f"{path} has {len(judged):,} of {len(pairs):,} pairs")
         rest = pairs[len(judged) :]
         for pair, found in zip(rest, _judged(trained, rest), strict=True):
             _write(file, {"UID": pair.uid, "pairID": pair.pair_id} | found._asdict())
@@ -117,10 +108,6 @@ def table(by_paradigm, overall):
         + (f", {found.ties:,} ties" if found.ties else "")
         for name, found in rows
     )
-
-
-def _tell(text):
-    print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from tensorboardX.proto import event_pb2, summary_pb2
 
 from mlm_jax.data.progress import duration
 from mlm_jax.errors import InputError
-from mlm_jax.files import write_text
+from mlm_jax.files import finite, write_text
 
 
 def mean(total, count):
@@ -185,9 +185,7 @@ class Writer:
             self._events.close()
 
     def write(self, step, scalars):
-        # JSON has no NaN and no infinity.
-        finite = {name: v if math.isfinite(v) else None for name, v in scalars.items()}
-        self._metrics.write(step, finite)
+        self._metrics.write(step, finite(scalars))
         with refuse_unwritable(self._folder):
             self._events.write(step, scalars)
 

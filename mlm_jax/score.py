@@ -12,7 +12,6 @@ its word (within_word_l2r), the token alone (original), its whole word (whole_wo
 """
 
 import json
-import sys
 
 from absl import flags
 
@@ -23,13 +22,7 @@ from mlm_jax.tasks import likelihood, texts
 
 WORKDIR = command.define_workdir("the model to use")
 STEP = command.define_step()
-PLL = command.define_once(
-    flags.DEFINE_enum,
-    "pll",
-    likelihood.DEFAULT,
-    list(likelihood.KINDS),
-    "What is hidden while a token is predicted.",
-)
+PLL = command.define_pll(likelihood.KINDS, likelihood.DEFAULT)
 OUTPUT = command.define_output("Where the lines go; by default to the terminal.")
 PER_TOKEN = flags.DEFINE_bool("per_token", False, "Tell of each token, too.")
 
@@ -40,7 +33,7 @@ def main(paths):
     reader = trained.reader
     encoded = reader.encode(lines)
     num_tokens = sum(len(text.tokens) for text in encoded)
-    tick = Countdown(_tell, "scoring", "tokens", num_tokens)
+    tick = Countdown(command.tell, "scoring", "tokens", num_tokens)
     found = []
     with texts.output(OUTPUT.value) as file:
         for text, scored in zip(
@@ -48,7 +41,7 @@ def main(paths):
         ):
             print(json.dumps(_line(text, scored, trained.tokenizer)), file=file)
             found.append(scored)
-    _tell(
+    command.tell(
         f"{trained.workdir}, step {trained.step:,}: {len(lines):,} texts, "
         f"{num_tokens:,} tokens, pseudo-perplexity "
         f"{likelihood.pseudo_perplexity(found):,.4f} ({PLL.value})"
@@ -61,10 +54,6 @@ def _line(text, scored, tokenizer):
         line["tokens"] = [tokenizer.piece(id_) for id_ in scored.tokens_T]
         line["log_p"] = scored.log_p_T.tolist()
     return line
-
-
-def _tell(text):
-    print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -244,7 +244,7 @@ class TrainLog:
         if is_made:
             self._in_row = 0
         else:
-            self._skip(step, values, row_B, is_finite)
+            self._skip(step, values, row_B, is_spike=is_finite)
             scalars["train/skipped"] = 1
         self._writer.write_ledger(step, values)
         is_due = step % self._every_steps == 0 or step == self._num_steps
@@ -252,7 +252,7 @@ class TrainLog:
             self._writer.write(step, scalars | self._progress.speed())
             self._progress.print_line(step, scalars)
 
-    def _skip(self, step, values, row_B, is_spike):
+    def _skip(self, step, values, row_B, *, is_spike):
         self._skipped += 1
         self._in_row += 1
         what = (

@@ -51,7 +51,7 @@ def get_config():
 
     c.optim = ml_collections.ConfigDict()
     c.optim.name = "adamw"
-    c.optim.schedule = "linear"  # after the warm-up: constant, linear, cosine
+    c.optim.schedule = "linear"  # after the warm-up, as in configs/base.py
     c.optim.warmup = 0.1  # share of all steps
     c.optim.weight_decay = 0.01
     c.optim.clip_norm = 1.0

@@ -126,19 +126,20 @@ class TrainBatches:
         return batch
 
     def _is_bad(self, id_: int) -> bool:
+        if id_ in self._bad:
+            return True
         try:
             self._rows.read(np.array([id_]))
             return False
         except InputError as error:
-            if id_ not in self._bad:
-                self._bad.add(id_)
-                found = f"{len(self._bad)} of at most {self._max_bad_rows}"
-                if len(self._bad) > self._max_bad_rows:
-                    raise InputError(
-                        f"more damaged rows than data.max_bad_rows = "
-                        f"{self._max_bad_rows}: {error}"
-                    ) from error
-                print(f"warning: a row is left out, {found}: {error}", file=sys.stderr)
+            if len(self._bad) == self._max_bad_rows:
+                raise InputError(
+                    f"more damaged rows than data.max_bad_rows = {self._max_bad_rows}: "
+                    f"{error}"
+                ) from error
+            self._bad.add(id_)
+            found = f"{len(self._bad)} of at most {self._max_bad_rows}"
+            print(f"warning: a row is left out, {found}: {error}", file=sys.stderr)
             return True
 
     def _orders_of(self, source: int, epochs: list[int]) -> dict[int, np.ndarray]:

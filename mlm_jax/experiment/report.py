@@ -13,6 +13,7 @@ import numpy as np
 from mlm_jax import config
 from mlm_jax.errors import InputError
 from mlm_jax.experiment import comparison, optima, statistics
+from mlm_jax.files import finite
 
 AXES = ("steps", "tokens", "predictions", "flops")
 NOT_COMPARED = ("seed", *config.FREE_ON_RESUME)
@@ -59,7 +60,7 @@ def make_facts(experiment, runs):
             "curves": _curves(finished, ("seconds",), experiment.metric),
         },
     }
-    return _finite(facts)
+    return finite(facts)
 
 
 def _describe(experiment):
@@ -257,14 +258,3 @@ def _mask_hashes(runs, exam):
     name = f"eval/mask_hash@{exam.partition('@')[2]}"
     found = [run.curves.values.get(name) for run in runs if run.curves]
     return {int(v) for values in found if values is not None for v in values}
-
-
-def _finite(value):
-    """JSON has no NaN and no infinity."""
-    if isinstance(value, dict):
-        return {str(name): _finite(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+from flax import traverse_util
 
 from mlm_jax.errors import InputError
 from mlm_jax.model.task_head import TaskModel
@@ -52,7 +53,4 @@ def describe(params, trained, weights):
 
 
 def _named(params):
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
+    return traverse_util.flatten_dict(params, sep="/")

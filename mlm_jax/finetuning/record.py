@@ -16,7 +16,7 @@ import numpy as np
 
 from mlm_jax import checkpoint, config
 from mlm_jax.errors import InputError
-from mlm_jax.files import write_text
+from mlm_jax.files import as_json, write_text
 from mlm_jax.finetuning import settings, step, table
 
 
@@ -68,14 +68,14 @@ def add(directory, trial, outcome, metric):
         not finished or _value(outcome.facts, metric) > best
     ):
         _save(directory, len(finished) + 1, outcome)
-    write_text(_path(directory, trial), table.as_json(outcome.facts))
+    write_text(_path(directory, trial), as_json(outcome.facts))
 
 
 def finish(directory, result, problem):
     """Writes the result; returns it as text."""
     text = table.markdown(result, f"# {problem.kind}: {directory.name}")
     write_text(directory / "result.md", text)
-    write_text(directory / "result.json", table.as_json(result))
+    write_text(directory / "result.json", as_json(result))
     return text
 
 

@@ -62,10 +62,8 @@ def tagging(targets, predictions):
         "macro_f1": _macro_f1(flat_targets, flat_predictions),
     }
     if are_entities(flat_targets + flat_predictions):
-        targets, predictions = map(list, targets), map(list, predictions)
-        scores["entity_f1"] = entity_f1_score(
-            list(targets), list(predictions), zero_division=0
-        )
+        lists = [list(map(list, tags)) for tags in (targets, predictions)]
+        scores["entity_f1"] = entity_f1_score(*lists, zero_division=0)
     return _floats(scores)
 
 

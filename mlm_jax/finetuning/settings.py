@@ -4,9 +4,7 @@ from mlm_jax import config, rules
 from mlm_jax.errors import InputError
 from mlm_jax.finetuning import scores
 
-COUNT = rules.RULES["data.batch_size"]  # 1 or more
-
-
+COUNT = rules.at_least(1)
 SEEDS = rules.Rule(
     "a tuple of different integers from 0 to 4294967295, such as (0, 1, 2)",
     lambda seeds: (
@@ -24,7 +22,8 @@ LEARNING_RATES = rules.Rule(
     ),
 )
 OPTIONAL_ROW_LENGTH = rules.Rule(
-    "None, or from 8 to 65535", lambda value: value is None or 8 <= value < 2**16
+    f"None, or {rules.ROW_LENGTH.allowed}",
+    lambda value: value is None or rules.ROW_LENGTH.holds(value),
 )
 RULES = {
     "task.kind": rules.one_of(*scores.METRICS),

@@ -1,6 +1,5 @@
-"""The facts of all trials -> the result: Markdown for people, JSON for programs."""
+"""The facts of all trials -> the result, and that as Markdown for people."""
 
-import json
 import math
 
 import numpy as np
@@ -73,21 +72,6 @@ def markdown(result, what):
     if others:
         lines += ["", f"Other {split} scores of that one: {'; '.join(others)}."]
     return "\n".join(lines) + "\n"
-
-
-def as_json(value):
-    """JSON with null for what is not a finite number, which JSON lacks."""
-    return json.dumps(_plain(value), indent=2, sort_keys=True) + "\n"
-
-
-def _plain(value):
-    if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def _spreads(trials, split):

@@ -14,6 +14,7 @@ from configs.finetune import base
 from mlm_jax import checkpoint, trained
 from mlm_jax.data import examples, task_files
 from mlm_jax.errors import InputError
+from mlm_jax.files import as_json
 from mlm_jax.finetuning import problem, record, settings, table
 from tests.finetuning import helpers
 
@@ -256,4 +257,4 @@ def test_a_trial_that_diverged_counts_as_the_lowest():
     result = table.summarise(trials, "accuracy")
     assert result["best"] == 1e-3 and result["rows"][1]["diverged"] == 2
     assert "3, 2 diverged" in table.markdown(result, "# t")
-    json.loads(table.as_json(result))  # no NaN and no Infinity
+    json.loads(as_json(result))  # no NaN and no Infinity
